@@ -1,0 +1,49 @@
+"""The command line: one file per verb. It parses and prints, and decides nothing.
+
+Verbs import what they need when they run, so that `kvbench --help` answers at once.
+"""
+
+import typer
+
+from kvbench import __version__
+from kvbench.cli.check import check
+from kvbench.cli.doctor import doctor
+from kvbench.cli.report import report
+from kvbench.cli.run import run
+from kvbench.cli.schema import schema
+from kvbench.cli.trace import trace
+
+app = typer.Typer(
+    name="kvbench",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="How much load an LLM serving setup takes before its KV cache gives way, and what gives way first.",
+    epilog="Examples:  kvbench run scenarios/wave.yaml  |  kvbench run scenarios/smoke.yaml --target http://127.0.0.1:8000  |  "
+    "kvbench check scenarios/stair.yaml  |  kvbench report results/wave-...",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and exit.")) -> None:
+    """Options of every verb."""
+
+
+app.command()(run)
+app.command()(check)
+app.command()(schema)
+app.command()(report)
+app.command()(doctor)
+app.add_typer(trace, name="trace")
+
+
+def main() -> None:
+    """The `kvbench` command."""
+    app()

@@ -1,0 +1,109 @@
+"""`kvbench check`: the plan of a scenario, before any traffic."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def check(
+    file: Path = typer.Argument(help="The scenario file."),
+    set_: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a value, as in --set control.patience=10s."),
+    target: str | None = typer.Option(None, "--target", metavar="URL", help="A server that takes the target's place."),
+    as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON."),
+) -> None:
+    """Check a scenario and print what a run of it would do. Sends nothing; exit code 2 when the file is wrong.
+
+    Example: kvbench check scenarios/wave.yaml --set workload.arrivals.mean=3/s
+    """
+    from kvbench.forecast import forecast  # here: the verbs' help must not wait for them
+    from kvbench.scenario import ScenarioError, load
+
+    try:
+        plan = forecast(load(file, set_, target))
+    except ScenarioError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    except ValueError as error:  # a trace or a file of prompts: its message names file and line
+        typer.echo(f"{file}: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(json.dumps(plan, indent=2, allow_nan=False) if as_json else "\n".join(lines(plan)))
+
+
+def lines(plan: dict[str, Any]) -> list[str]:
+    """The plan for people."""
+    from kvbench import units
+
+    target = ", ".join(f"{key} {value}" for key, value in plan["target"].items() if key != "kind")
+    shape = ", ".join(f"{key} {_value(value)}" for key, value in plan["arrivals"].items() if key != "shape" and value is not None)
+    rows = [
+        f"{plan['name']}  (seed {plan['seed']})",
+        f"  target    {plan['target']['kind']}  {target}",
+        f"  arrivals  {plan['arrivals']['shape']}  {shape}",
+        "",
+        f"  {'phase':<10}{'at most':>10}{'requests':>12}{'mean':>10}{'peak':>10}",
+        *(_phase(phase) for phase in plan["phases"]),
+        "",
+        f"  tokens    {_tokens(plan['tokens'])}",
+        f"  context   {_context(plan['context'])}",
+    ]
+    if plan["kv"]:
+        rows.append(f"  KV        {_kv(plan['kv'])}")
+    if plan["timeouts"]:
+        limits = (f"{name} {'none' if value == 'inf' else units.duration(value)}" for name, value in plan["timeouts"].items())
+        rows.append(f"  timeouts  {', '.join(limits)}; retries {plan['target'].get('retries', 0)}")
+    rows += [f"  stop      {rule}" for rule in plan["stop"]]
+    rows += [f"  budget    {line}" for line in plan["budget"]]
+    rows += [f"  file      {file['file']} ({units.size(file['bytes'])})" for file in plan["files"]]
+    total = units.duration(plan["seconds_at_most"]) if plan["seconds_at_most"] is not None else "depends on the server"
+    rows += [f"  time      at most {total}; results go under {plan['out']}/"]
+    return rows + [f"warning: {text}" for text in plan["warnings"]]
+
+
+def _phase(phase: dict[str, Any]) -> str:
+    from kvbench import units
+
+    time = units.duration(phase["seconds"]) if phase["seconds"] is not None else "-"
+    requests = "-" if phase["requests"] is None else f"{phase['requests']:,.0f}"
+    mean, peak = (_rate(phase[key]) for key in ("mean", "peak"))
+    why = f"  ({phase['why']})" if phase["why"] else ""
+    return f"  {phase['name']:<10}{time:>10}{requests:>12}{mean:>10}{peak:>10}{why}"
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _rate(value: float | str | None) -> str:
+    """A rate; strict JSON has "inf" for everything at once."""
+    return "-" if value is None else "at once" if isinstance(value, str) else f"{value:.3g}/s"
+
+
+def _tokens(tokens: dict[str, Any]) -> str:
+    if "prompt_mean" not in tokens:
+        return str(tokens["why"])
+    total = f"; about {tokens['prompt_total']:,.0f} + {tokens['answer_total']:,.0f} in all" if "prompt_total" in tokens else ""
+    return f"{tokens['prompt_mean']:,.0f} prompt + {tokens['answer_mean']:,.0f} answer per arrival{total}"
+
+
+def _context(context: dict[str, Any]) -> str:
+    longest = "unknown before the files are read" if context["longest"] is None else f"{context['longest']:,} tokens at most"
+    if context["limit"] is None:
+        return f"{longest}; the model's: {context['why']}"
+    verdict = "" if context["fits"] is None else ", fits" if context["fits"] else ", DOES NOT FIT"
+    return f"{longest}; the model's: {context['limit']:,}{verdict}"
+
+
+def _kv(kv: dict[str, Any]) -> str:
+    from kvbench import units
+
+    parts = [f"pool of {kv['pool_tokens']:,} tokens"]
+    for key, what in (
+        ("share_at_mean", "alive at the mean rate"),
+        ("share_at_peak", "at the peak"),
+        ("share_of_burst", "in one burst"),
+    ):
+        if kv[key] is not None:
+            parts.append(f"{units.share(kv[key]) if kv[key] < 10 else 'over 1,000 %'} {what}")
+    return "; ".join(parts) + " (estimate: no queue, no sharing)"

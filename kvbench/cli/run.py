@@ -1,0 +1,154 @@
+"""`kvbench run`: drive a scenario, show it, and say what it meant."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvbench.scenario import Scenario
+
+
+def run(
+    file: Path = typer.Argument(help="The scenario file."),
+    set_: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a value, as in --set control.patience=10s."),
+    target: str | None = typer.Option(None, "--target", "-t", metavar="URL", help="A server that takes the target's place."),
+    out: Path | None = typer.Option(None, "--out", metavar="DIR", help="Where the run directory goes, in place of the scenario's."),
+    real_time: bool = typer.Option(False, "--real-time", help="Run the embedded engine at the pace of the wall clock."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but the summary."),
+) -> None:
+    """Run a scenario: shaped load against a server or the embedded engine, with a summary and a run directory at the end.
+
+    Examples: kvbench run scenarios/wave.yaml   |   kvbench run scenarios/wave.yaml --target http://127.0.0.1:8000
+
+    Exit codes: 0 whole; 2 scenario error; 3 budget missed; 4 invalid run; 5 stop rule; 6 nothing succeeded; 130/143 interrupted.
+    """
+    from rich.console import Console
+
+    from kvbench.scenario import ScenarioError, load
+
+    console = Console(highlight=False)
+    try:
+        scenario = load(file, [*set_, *([f"out={out}"] if out is not None else [])], target)
+        code = _drive(scenario, console, real_time, quiet)
+    except ScenarioError as error:
+        typer.echo(str(error), err=True)
+        code = 2
+    raise typer.Exit(code)
+
+
+def _drive(scenario: "Scenario", console: "Console", real_time: bool, quiet: bool) -> int:
+    """Open the target, run, report; returns the exit code. What goes wrong outside of kvbench is one line, not a traceback."""
+    import asyncio
+
+    import uvloop
+
+    from kvbench.clock import VirtualLoop
+    from kvbench.endpoint import Sim
+    from kvbench.journal import JournalError
+    from kvbench.target import TargetUnreachable
+
+    virtual = isinstance(scenario.target, Sim) and not real_time
+    with asyncio.Runner(loop_factory=VirtualLoop if virtual else uvloop.new_event_loop) as runner:
+        try:
+            directory = runner.run(_run(scenario, console, quiet))
+        except TargetUnreachable as error:
+            typer.echo(f"target unreachable: {error}", err=True)
+            return 6
+        except JournalError as error:
+            typer.echo(f"stopped: {error.strerror or error}; what was recorded before is whole", err=True)
+            return 1
+        except KeyboardInterrupt:
+            typer.echo("interrupted before the run began", err=True)
+            return 130
+    return _report(directory, console)
+
+
+async def _run(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
+    """The run itself; returns its directory."""
+    import asyncio
+    import sys
+
+    from kvbench import compose, journal
+    from kvbench.clock import Clock, wall_time
+    from kvbench.run import Run, Setup
+    from kvbench.sink.console import VIEWS
+
+    clock = Clock(asyncio.get_running_loop())
+    opened = await compose.open_target(scenario, clock)
+    try:
+        nonce = compose.build_nonce(scenario)
+        phases = compose.build_phases(scenario, nonce, opened.count)
+        path = journal.create(Path(scenario.out), scenario.name, wall_time())
+    except BaseException:
+        await opened.target.aclose()
+        raise
+    view = VIEWS["quiet" if quiet else "live" if console.is_terminal else "plain"](console, len(phases), wall_time)
+    setup = Setup(
+        target=opened.target, phases=phases, limits=scenario.control.limits(), rules=scenario.stop, view=view,
+        length=scenario.windows.length, slide=scenario.windows.slide, slos=compose.build_slos(scenario),
+    )  # fmt: skip
+    log = journal.Journal(path)
+    log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv))
+    if not quiet:
+        _announce(scenario, opened.facts, path, console)
+    await Run(setup, clock, log).execute()
+    return path
+
+
+def _announce(scenario: "Scenario", facts: dict[str, Any], path: Path, console: "Console") -> None:
+    from rich.markup import escape
+
+    from kvbench import units
+    from kvbench.endpoint import Http
+
+    what = ", ".join(f"{key} {value}" for key, value in facts.items() if isinstance(value, (str, int, float)) and not isinstance(value, bool))
+    console.print(f"[bold]{escape(scenario.name)}[/bold] on {escape(what)}", soft_wrap=True)
+    if isinstance(scenario.target, Http):
+        limits = {name: value for name, value in scenario.target.timeouts.model_dump().items()}
+        console.print("timeouts: " + ", ".join(f"{name} {units.duration(value)}" for name, value in limits.items()))
+    console.print(f"recording to {escape(str(path))}", soft_wrap=True)
+
+
+def _manifest(scenario: "Scenario", clock: Any, opened: Any, nonce: int | None, phases: Any, argv: list[str]) -> dict[str, Any]:
+    """What someone needs to know to read, or repeat, this run. Holds no secret."""
+    import os
+    import platform
+    from datetime import UTC, datetime
+
+    from kvbench import __version__
+    from kvbench.clock import wall_time
+
+    anchor = wall_time() - clock.now() if not clock.virtual else wall_time()
+    return {
+        "kvbench": __version__, "name": scenario.name, "started": datetime.fromtimestamp(wall_time(), UTC).isoformat(timespec="milliseconds"),
+        "wall": anchor, "clock": "virtual" if clock.virtual else "real", "seed": scenario.seed,
+        "nonce": nonce, "scenario": scenario.resolved(), "target": opened.facts, "tokenizer": opened.tokenizer,
+        "host": {"name": platform.node(), "system": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count()},
+        "phases": [{"name": phase.name, "kind": phase.kind, **phase.bounds()} for phase in phases],
+        "argv": argv[1:],
+    }  # fmt: skip
+
+
+def _report(directory: Path, console: "Console") -> int:
+    """Write the report's files, print the summary and return the exit code that follows."""
+    from kvbench.report import render
+    from kvbench.report.accounting import AccountingError
+    from kvbench.report.outcome import exit_code
+    from kvbench.report.write import finish
+
+    try:
+        summary = finish(directory)
+    except AccountingError as error:
+        typer.echo(f"internal error: the run's requests do not add up: {error}", err=True)
+        return 1
+    except OSError as error:
+        typer.echo(f"the report could not be written: {error}; the records are in {directory}", err=True)
+        return 1
+    render.terminal(summary, console)
+    code, why = exit_code(summary)
+    if code:
+        typer.echo(f"exit {code}: {why}", err=True)
+    return code

@@ -1,0 +1,322 @@
+"""When a request is due: pass the gate, send it, file its record. One timer for everything that falls due; one await per request.
+
+A phase offers requests from one of two sources: an open-loop schedule (arrivals do not wait for answers) or closed users (each
+waits for its answer, thinks, and asks again). Session turns follow their own previous turn in both.
+"""
+
+import asyncio
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kvbench.clock import Clock
+from kvbench.control.gate import Gate
+from kvbench.core import LEFT, OutcomeName, Record, Request, Seconds
+from kvbench.target import Target
+
+BATCH = 256  # ended records filed at once: one fold a second would stall the loop for 100 ms at 15,000 requests/s
+AHEAD: Seconds = 2.0  # content is built at most this long before it is due,
+READY = 4096  # at most this many,
+STEP: Seconds = 1e-9  # the clock's own step: what is due within it is due
+SLICE: Seconds = 2e-3  # and for at most this long at a time: building must not make a send or a stamp late
+
+
+class Content(Protocol):
+    """What is asked: workload/mix."""
+
+    def next(self, at: Seconds) -> Request: ...
+    def follow(self, request: Request, record: Record) -> tuple[Seconds, Request] | None: ...
+
+
+class Schedule(Protocol):
+    """When it is asked, open loop: workload/schedule."""
+
+    @property
+    def due(self) -> Seconds: ...
+    def ahead(self, k: int) -> Seconds: ...
+    def pop(self) -> Seconds: ...
+
+
+class Users(Protocol):
+    """When it is asked, closed loop: so many users, each pausing between an answer and the next question."""
+
+    @property
+    def users(self) -> int: ...
+    def pause(self, rng: Any) -> Seconds: ...
+
+
+class Source:
+    """One phase's arrivals: an open-loop schedule or closed users, and what they ask."""
+
+    def __init__(self, content: Content, schedule: Schedule | None = None, users: Users | None = None, rng: Any = None) -> None:
+        assert (schedule is None) != (users is None), "a source is an open-loop schedule or closed users"
+        self.content, self.schedule, self.users, self.rng = content, schedule, users, rng
+        self.ready: deque[Request] = deque()  # content built ahead
+
+    @property
+    def due(self) -> Seconds:
+        return self.schedule.due if self.schedule is not None else math.inf
+
+
+class Driver:
+    """Drives one target. `file` receives batches of ended records; `live` holds those in flight; `through` is set while a phase has
+    nothing more to offer and nothing of it waits or runs.
+
+    Accounting, at every moment (see `check`): offered = admitted + stayed + waiting, and admitted = over + in flight, where stayed
+    counts shed, dropped and withdrawn.
+    """
+
+    def __init__(self, clock: Clock, target: Target, gate: Gate, file: Callable[[list[Record]], None]) -> None:
+        self.clock, self.target, self.gate, self.file = clock, target, gate, file
+        self.live: dict[int, Record] = {}
+        self.offered = self.admitted = self.stayed = self.over = 0
+        self.through = asyncio.Event()
+        self.failure: asyncio.Future[None] = clock.loop.create_future()  # an exception of ours; the run watches it
+        self._ended: list[Record] = []  # not yet filed
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer = clock.timer(self._wake)
+        self._later: list[tuple[Seconds, int, Request | None]] = []  # session turns, and closed users' next questions (None)
+        self._order = itertools.count()  # keeps equal due times in order
+        self._source: Source | None = None
+        self._phase, self._measured = "", True
+        self._end: Seconds = 0.0
+        self._left: float = 0  # how many more this phase may offer
+
+    def prepare(self, source: Source, requests: float, most: int = READY, most_bytes: int = 64 << 20) -> None:
+        """Build content before the clock matters: what falls due in the first seconds, or up to `most` where nothing says when."""
+        size = 0
+        while len(source.ready) < min(most, requests) and size < most_bytes:
+            at = source.schedule.ahead(len(source.ready)) if source.schedule is not None else 0.0
+            if source.schedule is not None and at > source.due + AHEAD:
+                break
+            source.ready.append(self._build(source, at))
+            size += len(source.ready[-1].body)
+
+    def begin(self, phase: str, source: Source, end: Seconds, requests: float = math.inf, *, measured: bool = True) -> None:
+        """Offer from `source` until `end` (what is due at `end` or later belongs to no one) or until `requests` were offered."""
+        self._phase, self._source, self._end, self._left, self._measured = phase, source, end, requests, measured
+        self.through.clear()
+        if source.users is not None:
+            start = self.clock.now()
+            self._later = [(start, next(self._order), None) for _ in range(int(min(source.users.users, requests)))]
+        self._wake()
+
+    def end(self) -> None:
+        """The phase is over: nothing more is offered, and what waits at the gate is withdrawn."""
+        now = self.clock.now()
+        self._source = None
+        self._later.clear()
+        for _, record in self.gate.withdraw():
+            self._stay(record, "withdrawn", now)
+        self._timer.cancel()
+        self._see_through()
+
+    def cancel(self) -> None:
+        """End everything in flight; each record says cancelled."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def settle(self) -> None:
+        """Wait for what is in flight to write its end, then file what is left."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for record in list(self.live.values()):  # cancelled before its task took a step, so the target never saw it
+            record.outcome, record.end_ns = "cancelled", self.clock.ns()
+            self._over(Request(id=record.id, tokens=0, max_tokens=0), record)
+        self.flush()
+
+    def flush(self) -> None:
+        """File what has ended."""
+        if self._ended:
+            batch, self._ended = self._ended, []
+            self.file(batch)
+
+    def close(self) -> None:
+        self._timer.close()
+
+    def check(self) -> None:
+        """The accounting identity (DESIGN section 3)."""
+        assert self.offered == self.admitted + self.stayed + len(self.gate), "offered != admitted + stayed + waiting"
+        assert self.admitted == self.over + len(self.live), "admitted != over + in flight"
+
+    # ---- falling due
+
+    def _wake(self) -> None:
+        """An exception in a timer callback would only be logged, and the run would hang."""
+        try:
+            self._offer_due()
+        except BaseException as error:
+            self._fail(error)
+
+    def _offer_due(self) -> None:
+        source, now = self._source, self.clock.now() + STEP
+        self._pump(now)
+        if source is None:
+            return
+        limit = min(now, math.nextafter(self._end, -math.inf))
+        while self._left > 0 and (due := min(source.due, self._later[0][0] if self._later else math.inf)) <= limit:
+            if source.due <= due:
+                assert source.schedule is not None
+                self._offer(self._take(source, source.schedule.pop()), due)
+            else:
+                request = heapq.heappop(self._later)[2]
+                self._offer(request or self._take(source, due), due)
+        if self._left <= 0:
+            self._later.clear()
+        self._arm(source, self._fill(source, now))
+        self._see_through()
+
+    def _arm(self, source: Source, fill: Seconds) -> None:
+        when = min(source.due, self._later[0][0] if self._later else math.inf) if self._left > 0 else math.inf
+        when = min(when if when < self._end else math.inf, fill, self.gate.wake(self.clock.now()))
+        if math.isfinite(when):
+            self._timer.at(when)
+        else:
+            self._timer.cancel()
+
+    def _fill(self, source: Source, now: Seconds) -> Seconds:
+        """Build what falls due soon; return when to go on building. In virtual time building takes no time, so there is no need."""
+        if source.schedule is None or self.clock.virtual:
+            return math.inf
+        while len(source.ready) < min(READY, self._left):
+            at = source.schedule.ahead(len(source.ready))
+            if at >= self._end or math.isinf(at):
+                return math.inf
+            if at > now + AHEAD:
+                return at - AHEAD
+            source.ready.append(self._build(source, at))
+            spent = self.clock.now() - now
+            if spent > SLICE or source.due < now + spent + 5e-4:
+                return now + spent + 5e-4
+        return math.inf
+
+    def _take(self, source: Source, at: Seconds) -> Request:
+        return source.ready.popleft() if source.ready else self._build(source, at)
+
+    def _build(self, source: Source, at: Seconds) -> Request:
+        request = source.content.next(at)
+        request.body = self.target.encode(request)
+        return request
+
+    def _pump(self, now: Seconds) -> None:
+        if not len(self.gate):
+            return
+        released, shed = self.gate.pump(now)
+        for (request, record), at in released:
+            self._admit(record, at)
+            self._launch(request, record)
+        for (_, record), at in shed:
+            self._stay(record, "shed", at)
+
+    # ---- one request
+
+    def _offer(self, request: Request, due: Seconds) -> None:
+        record = self._record(request, due)
+        if self.gate.enter((request, record), due):
+            self._admit(record, due)
+            self._launch(request, record)
+
+    def _record(self, request: Request, due: Seconds) -> Record:
+        self.offered += 1
+        self._left -= 1
+        request.due, request.phase, request.measured = due, self._phase, self._measured
+        return Record(
+            id=request.id, cls=request.cls, phase=self._phase, measured=self._measured, session=request.session, turn=request.turn,
+            group=request.group, due_ns=round(due * 1e9), asked_in=request.tokens, asked_out=request.max_tokens,
+            sampling=request.sampling, token_ns=[],
+        )  # fmt: skip
+
+    def _admit(self, record: Record, at: Seconds) -> None:
+        record.release_ns = round(at * 1e9)
+        self.admitted += 1
+        self.live[record.id] = record
+
+    def _launch(self, request: Request, record: Record) -> None:
+        task = self.clock.loop.create_task(self._serve(request, record))
+        self._tasks.add(task)
+        task.add_done_callback(self._served)
+
+    async def _serve(self, request: Request, record: Record) -> None:
+        """Send, and where a closed user asks again at once, go on in the same task: a task per request would cost a tenth."""
+        following: tuple[Request, Record] | None = (request, record)
+        while following is not None:
+            request, record = following
+            try:
+                await self.target.send(request, record)
+            except asyncio.CancelledError:
+                self._over(request, record)
+                raise
+            following = self._over(request, record)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(error)
+
+    def _over(self, request: Request, record: Record) -> tuple[Request, Record] | None:
+        """The answer has ended, one way or another: make room, let its user or session go on, file it. Returns what may go at once."""
+        assert record.outcome in LEFT and record.end_ns is not None, f"request {record.id} ended without an outcome"
+        del self.live[record.id]
+        self.over += 1
+        self.gate.leave(self.clock.now())
+        following = self._next(request, record) if self._source is not None and record.outcome != "cancelled" else None
+        record.text = None
+        self._file(record)
+        if len(self.gate):
+            self._wake()
+        self._see_through()
+        return following
+
+    def _next(self, request: Request, record: Record) -> tuple[Request, Record] | None:
+        source, end = self._source, (record.end_ns or 0) / 1e9
+        assert source is not None
+        follow = source.content.follow(request, record) if request.session is not None else None
+        if follow is not None:
+            follow[1].body = self.target.encode(follow[1])
+            return self._ask(source, end + follow[0], follow[1])
+        if source.users is not None:
+            return self._ask(source, end + source.users.pause(source.rng), None)
+        return None
+
+    def _ask(self, source: Source, due: Seconds, request: Request | None) -> tuple[Request, Record] | None:
+        """Due now: pass the gate and return it, to go on in the caller's task. Due later, or not at all: None."""
+        if self._left <= 0 or due >= self._end:
+            return None
+        if due > self.clock.now() + STEP:
+            heapq.heappush(self._later, (due, next(self._order), request))
+            self._wake()
+            return None
+        request = request or self._take(source, due)
+        record = self._record(request, due)
+        if not self.gate.enter((request, record), due):
+            return None
+        self._admit(record, due)
+        return request, record
+
+    def _stay(self, record: Record, outcome: OutcomeName, at: Seconds) -> None:
+        """It never left: shed by a limit, dropped by the tool or withdrawn at the end of its phase. A closed user asks again."""
+        record.outcome, record.end_ns = outcome, round(at * 1e9)
+        self.stayed += 1
+        self._file(record)
+        source = self._source
+        if source is not None and source.users is not None and self._left > 0:
+            heapq.heappush(self._later, (at + source.users.pause(source.rng), next(self._order), None))
+
+    def _file(self, record: Record) -> None:
+        self._ended.append(record)
+        if len(self._ended) >= BATCH:
+            self.flush()
+
+    def _see_through(self) -> None:
+        source = self._source
+        more = source is not None and self._left > 0 and (bool(self._later) or math.isfinite(source.due))
+        if not (more or self.live or len(self.gate)):
+            self.through.set()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failure.done():
+            self.failure.set_exception(error)

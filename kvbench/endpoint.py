@@ -1,0 +1,165 @@
+"""The target as a scenario names it: the embedded engine, a real server, or nothing. Data; compose.py builds what answers."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, load_engine, load_hardware, load_model, names
+from kvbench.spec import fault, hint, plain
+from kvbench.target.connection import Timeouts
+
+_SECRET = re.compile(r"authorization|cookie|token|secret|password|api[-_]?key", re.IGNORECASE)
+_SECRET_FIELD = re.compile(r"authorization|secret|password|api[-_]?key", re.IGNORECASE)  # min_tokens is none
+_ENVIRONMENT = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_URL = re.compile(r"https?://[^/\s?#@]+(/[^\s?#@]*)?")
+_OURS = ("messages", "prompt", "stream", "model")  # kvbench's own business; other fields of a body may be set or removed
+
+
+class Spec(BaseModel):
+    """Part of a scenario: immutable, and strict about its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def under(folder: object, name: str) -> Path:
+    """The file `name` as a scenario in `folder` means it. Raises ValueError where there is no such file."""
+    path = Path(str(folder or "."), name).expanduser()
+    if not path.is_file():
+        raise ValueError(f"no file {str(path)!r} (paths are relative to the scenario file)")
+    return path
+
+
+class Sim(Spec):
+    """The embedded KV-cache engine: a model on hardware, in virtual time."""
+
+    model: str = Field(description="a model profile, for example llama-3.1-8b")
+    hardware: str = Field(description='a hardware profile, with a count where there are several: "8 x h100"')
+    engine: str = Field("vllm", description="an engine profile")
+    block: Annotated[int, Field(ge=1, le=65536)] | None = Field(None, description="tokens per KV block")
+    settings: dict[str, Any] = Field({}, description="engine settings in place of the engine profile's")
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Sim":
+        """Every profile exists and the model fits; each fault at its own key."""
+        parts: list[Any] = []
+        for key, read in (("model", self.load_model), ("hardware", self.load_hardware), ("engine", self.load_engine)):
+            try:
+                parts.append(read())
+            except ValueError as error:
+                at = "settings" if key == "engine" and self.settings and self.engine in names("engines") else key
+                fault((at,), str(error))
+        try:
+            kv_blocks(*parts)
+        except ValueError as error:
+            fault(("hardware",), str(error))
+        return self
+
+    def load_model(self) -> Model:
+        return load_model(self.model)
+
+    def load_hardware(self) -> Hardware:
+        return load_hardware(self.hardware)
+
+    def load_engine(self) -> EngineProfile:
+        return load_engine(self.engine, **self.settings, **({"block": self.block} if self.block else {}))
+
+
+class Http(Spec):
+    """A real server that speaks OpenAI's API (vLLM, SGLang, llama.cpp, TensorRT-LLM, Dynamo, ...)."""
+
+    url: str | None = Field(None, description="http(s)://host:port, with a path prefix where the server has one")
+    urls: Annotated[list[str], Field(min_length=1, max_length=1000)] | None = Field(None, description="several, used in turn")
+    api: Literal["chat", "completions"] = Field("chat", description="/v1/chat/completions or /v1/completions")
+    stream: bool = Field(True, description="ask for a stream; without one there is no time to first token")
+    model: str | None = Field(None, description="the model to ask for; the server's first where not given")
+    key_env: str | None = Field(None, description="environment variable that holds the API key")
+    headers: dict[str, str] = Field({}, description="further headers; a value $NAME is read from the environment")
+    ca_file: str | None = Field(None, description="certificates to trust, in place of the system's")
+    extra_body: dict[str, Any] = Field({}, description="further fields of every request body, sent as they are")
+    timeouts: Timeouts = Field(Timeouts(), description="how long to wait, each on its own")
+    retries: Annotated[int, Field(ge=0, le=100)] = Field(0, description="more tries after a failed one, counted")
+    tokenizer: str | None = Field(None, description="words, server, ids or a tokenizer.json; the best there is if not given")
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        return value if value is None else _url(value)
+
+    @field_validator("urls")
+    @classmethod
+    def _are_urls(cls, value: list[str] | None) -> list[str] | None:
+        return value if value is None else [_url(url) for url in value]
+
+    @field_validator("key_env")
+    @classmethod
+    def _is_name(cls, value: str | None) -> str | None:
+        if value is not None and not _NAME.fullmatch(value):
+            raise ValueError("not the name of an environment variable (the key itself never stands in a scenario)")
+        return value
+
+    @field_validator("headers")
+    @classmethod
+    def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or re.search(r"[\r\n\0]", text):
+                fault((name,), "not an HTTP header")
+            if _SECRET.search(name) and not _ENVIRONMENT.fullmatch(text):
+                fault((name,), "a secret comes from the environment: use key_env, or write the header's value as $NAME")
+        return value
+
+    @field_validator("extra_body")
+    @classmethod
+    def _not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if name in _OURS:
+                fault((name,), "is set by kvbench (target.model, target.stream, workload)")
+            if _SECRET_FIELD.search(name):
+                fault((name,), "a secret does not stand in a scenario: use key_env or headers with $NAME")
+        return dict(plain(value))
+
+    @field_validator("ca_file")
+    @classmethod
+    def _ca_exists(cls, value: str | None, info: ValidationInfo) -> str | None:
+        return value if value is None else str(under((info.context or {}).get("folder"), value))
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _known_tokenizer(cls, value: str | None, info: ValidationInfo) -> str | None:
+        kinds = ("words", "server", "ids")
+        if value is None or value in kinds:
+            return value
+        if "/" in value or "." in value:
+            return str(under((info.context or {}).get("folder"), value))
+        raise ValueError(f"unknown tokenizer {value!r}; known are {', '.join(kinds)} or a file{hint(value, kinds)}")
+
+    @model_validator(mode="after")
+    def _one_address(self) -> "Http":
+        if (self.url is None) == (self.urls is None):
+            fault((), "give either `url: http://host:port` or `urls: [...]`")
+        if self.tokenizer == "ids" and self.api == "chat":
+            fault(("tokenizer",), "token ids need api: completions (the chat API takes text only)")
+        if self.timeouts.total < self.timeouts.first:
+            fault(("timeouts", "total"), "total is shorter than first: the first-byte limit could never be reached")
+        return self
+
+    def addresses(self) -> list[str]:
+        return self.urls or [self.url or ""]
+
+
+class Null(Spec):
+    """Answers at once: what is measured is kvbench itself."""
+
+
+def _url(text: str) -> str:
+    """A base URL without its last slash. Raises ValueError; the message never holds a password."""
+    if "@" in text:
+        raise ValueError("a user or password does not stand in a URL: use key_env")
+    if not _URL.fullmatch(text):
+        raise ValueError(f"{text!r} is not a server's address: write http://host:port")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+TARGETS: dict[str, type[Spec]] = {"sim": Sim, "http": Http, "null": Null}

@@ -1,0 +1,99 @@
+"""How long one step takes: a roofline with its terms apart. Formulas and their limits: docs/engine.md.
+
+Everything is per device of a tensor-parallel group: weights, heads and FLOPs are split by its size, latent KV is not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvbench.core import Seconds
+from kvbench.engine import Cost, Step
+from kvbench.profile import EngineProfile, Hardware, Model
+
+ACTIVATION_BYTES = 2  # activations are 16-bit whatever the weights are
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Seconds of one step by cause. `linear` is the pair of compute and weight reads, overlapped; the rest add up."""
+
+    compute: Seconds  # FLOPs of the matrix products with weights (inside `linear`)
+    weights: Seconds  # reading those weights (inside `linear`)
+    linear: Seconds
+    prefill_attention: Seconds
+    decode_attention: Seconds
+    activations: Seconds
+    communication: Seconds
+    overhead: Seconds
+
+    @property
+    def total(self) -> Seconds:
+        attention = self.prefill_attention + self.decode_attention
+        return self.linear + attention + self.activations + self.communication + self.overhead
+
+
+class Roofline:
+    """Each part at the slower of its FLOPs and its bytes, parts in sequence."""
+
+    def __init__(self, model: Model, hardware: Hardware, engine: EngineProfile) -> None:
+        self.model, self.hardware, self.engine = model, hardware, engine
+        n = hardware.count
+        peak = hardware.flops8 if model.weight_bytes == 1 and hardware.flops8 else hardware.flops
+        self._flops = peak * hardware.flops_share
+        self._attention_flops = hardware.flops * hardware.flops_share
+        self._bandwidth = hardware.bandwidth * hardware.bandwidth_share
+        self._kv_bytes = model.kv_token_bytes(n)
+        self._common = model.common_parameters * model.weight_bytes / n
+        self._head = model.head_parameters * model.weight_bytes / n
+        # Per pair of a new token and one it attends to. Prefill multiplies full keys and values; latent attention's decode
+        # works on the latent itself: kv_rank + rope_dim for the scores and kv_rank for the sum, per head.
+        m = model.latent
+        pair = model.heads * (2 * model.head_dim if m is None else m.nope_dim + m.rope_dim + m.v_dim)
+        decode_pair = pair if m is None else model.heads * (2 * m.kv_rank + m.rope_dim)
+        self._pair = 2 * model.layers * pair / n
+        self._context_seconds = max(2 * model.layers * decode_pair / n / self._attention_flops, self._kv_bytes / self._bandwidth)
+        inner = model.intermediate
+        if model.experts is not None:
+            inner = model.experts.intermediate * (model.experts.active + model.experts.shared)
+        # Per token and layer: 8 passes over `hidden` (norms, residuals, q, output) and 3 over the MLP's inner width.
+        self._activation = model.layers * ACTIVATION_BYTES * (8 * model.hidden + 3 * inner / n) / self._bandwidth
+        self._reduce = 2 * model.layers * hardware.link_latency if n > 1 else 0.0
+        self._reduce_token = 2 * model.layers * 2 * (n - 1) / n * model.hidden * ACTIVATION_BYTES / hardware.link
+
+    def weight_bytes(self, tokens: int) -> float:
+        """Bytes of layer weights a step over `tokens` tokens reads: of E experts, E (1 - (1 - k/E)^tokens) are touched."""
+        if self.model.experts is None:
+            return self._common
+        experts = self.model.experts
+        touched = experts.count * (1 - (1 - experts.active / experts.count) ** tokens)
+        per_expert = self.model.expert_layers * self.model.expert_parameters * self.model.weight_bytes / self.hardware.count
+        return self._common + touched * per_expert
+
+    def terms(self, step: Step) -> Terms:
+        new = sum(chunk for chunk, _ in step.prefill)
+        tokens = new + step.decodes
+        flops = 2 * (self.model.active_parameters * tokens + self.model.head_parameters * step.samples) / self.hardware.count
+        compute = flops / self._flops
+        weights = (self.weight_bytes(tokens) + (self._head if step.samples else 0.0)) / self._bandwidth
+        linear = max(compute, weights) + (1 - self.hardware.overlap) * min(compute, weights)
+        prefill = 0.0
+        for chunk, before in step.prefill:
+            pairs = chunk * before + chunk * (chunk + 1) / 2  # causal: token i of the chunk sees before + i
+            prefill += max(pairs * self._pair / self._attention_flops, (before + chunk) * self._kv_bytes / self._bandwidth)
+        sequences = len(step.prefill) + step.decodes
+        return Terms(
+            compute=compute,
+            weights=weights,
+            linear=linear,
+            prefill_attention=prefill,
+            decode_attention=step.context * self._context_seconds,
+            activations=tokens * self._activation,
+            communication=self._reduce + tokens * self._reduce_token,
+            overhead=self.engine.step_overhead + sequences * self.engine.seq_overhead,
+        )
+
+    def seconds(self, step: Step) -> Seconds:
+        return self.terms(step).total
+
+
+COSTS: dict[str, Callable[[Model, Hardware, EngineProfile], Cost]] = {"roofline": Roofline}

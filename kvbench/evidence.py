@@ -1,0 +1,168 @@
+"""What the verdict looks at and how each of its checks is measured. verdict.py holds the table with the thresholds."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbench.core import LEFT, Event, Record, Sample, Seconds
+
+Floats = NDArray[np.float64]
+SPAN: Seconds = 10.0  # shortest span of the sent/released and CPU checks
+SPAN_RELEASES = 200
+STEP: Seconds = 0.05  # of the wall clock within a second: slewing by NTP stays far below it
+GRACE: Seconds = 1.0  # a send this long after the span's end still belongs to it
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the checks look at. lags and connects: seconds, of every request that was sent, as metrics/request.py defines them."""
+
+    records: Sequence[Record]
+    samples: Sequence[Sample]
+    events: Sequence[Event]
+    manifest: Mapping[str, Any]
+    steady: int  # requests due in steady
+    lags: Floats
+    connects: Floats
+    ttft_p50: Seconds | None
+
+    @property
+    def virtual(self) -> bool:
+        return self.manifest.get("clock") == "virtual"
+
+    @property
+    def scenario(self) -> Mapping[str, Any]:
+        return self.manifest.get("scenario") or {}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A value with its n, or None with the reason."""
+
+    value: float | None
+    n: int = 0
+    reason: str = ""
+
+
+def sent_share(evidence: Evidence) -> Measure:
+    """Sent / released over the worst span of at least 10 s and 200 releases; a send within 1 s after its end counts.
+
+    A request that never left because the server refused the connection, or because the run ended, is not the tool's debt.
+    """
+    pairs = sorted(
+        (r.release_ns, r.sent_ns if r.sent_ns is not None else 2**62)
+        for r in evidence.records
+        if r.release_ns is not None and (r.sent_ns is not None or r.outcome == "dropped")
+    )
+    if not pairs:
+        return Measure(None, 0, "nothing was released")
+    released, sent = (np.array(column, np.float64) / 1e9 for column in zip(*pairs, strict=True))
+    end = released[-1]
+    worst: float | None = None
+    for start in np.arange(math.floor(released[0]), math.floor(end) + 1.0):
+        first = int(np.searchsorted(released, start))
+        if first + SPAN_RELEASES > len(released):
+            break
+        stop = max(start + SPAN, math.floor(released[first + SPAN_RELEASES - 1]) + 1.0)
+        if stop > math.ceil(end + 1e-9):
+            break
+        last = int(np.searchsorted(released, stop))
+        ratio = float(np.count_nonzero(sent[first:last] < stop + GRACE) / (last - first))
+        worst = ratio if worst is None else min(worst, ratio)
+    if worst is None:
+        return Measure(None, len(pairs), f"no span of {SPAN:g} s holds {SPAN_RELEASES} releases")
+    return Measure(worst, len(pairs))
+
+
+def p99(values: Floats) -> Measure:
+    if not len(values):
+        return Measure(None, 0, "nothing was sent")
+    return Measure(float(np.quantile(values, 0.99, method="inverted_cdf")), len(values))
+
+
+def loop_lag_p99(evidence: Evidence) -> Measure:
+    """p99 over the run's seconds of each second's own p99."""
+    if evidence.virtual:
+        return Measure(None, 0, "virtual time: the client cannot be late")
+    lags = [value for _, value in _own(evidence, "loop_lag_p99")]
+    if not lags:
+        return Measure(None, 0, "the run recorded no loop lag")
+    return Measure(float(np.quantile(lags, 0.99, method="inverted_cdf")), len(lags))
+
+
+def client_cpu(evidence: Evidence) -> Measure:
+    """The largest mean over 10 s of this process's CPU share of one core."""
+    if evidence.virtual:
+        return Measure(None, 0, "virtual time: the client's CPU bounds the wall time, not the load")
+    readings = _own(evidence, "cpu")
+    if not readings or readings[-1][0] - readings[0][0] < SPAN - 1:
+        return Measure(None, len(readings), f"less than {SPAN:g} s of CPU readings")
+    times, shares = (np.array(column) for column in zip(*readings, strict=True))
+    ends = np.searchsorted(times, times + SPAN)
+    total = np.concatenate([[0.0], np.cumsum(shares)])
+    whole = times <= times[-1] - (SPAN - 1)
+    starts = np.arange(len(times))[whole]
+    return Measure(float(((total[ends[whole]] - total[starts]) / (ends[whole] - starts)).max()), len(readings))
+
+
+def _own(evidence: Evidence, name: str) -> list[tuple[Seconds, float]]:
+    """What the run said of itself, once a second."""
+    return [(s.t, s.value) for s in evidence.samples if s.source == "kvbench" and s.name == name and s.value is not None]
+
+
+def clock_steps(evidence: Evidence) -> Measure:
+    """Seconds in which the wall clock moved against the run's own by more than STEP."""
+    drift = [value for _, value in _own(evidence, "wall_drift")]
+    if len(drift) < 2:
+        return Measure(None, 0, "virtual time has no wall clock" if evidence.virtual else "the wall clock was not watched")
+    return Measure(int(np.count_nonzero(np.abs(np.diff(drift)) > STEP)), len(drift))
+
+
+def dropped_share(evidence: Evidence) -> Measure:
+    n = len(evidence.records)
+    return Measure(sum(r.outcome == "dropped" for r in evidence.records) / n, n) if n else Measure(None, 0, "nothing was offered")
+
+
+def steady_requests(evidence: Evidence) -> Measure:
+    return Measure(evidence.steady, evidence.steady)
+
+
+def prefix_hits(evidence: Evidence) -> Measure:
+    """Cached share of the prompt tokens of requests that should find nothing: the first of each prefix group and of each session.
+
+    What the server counts beyond the tokens asked for is its chat template: the same in every request, and no sign of a warm
+    cache. Classes replayed from a trace or from real prompts share content that no record names, so they are left out.
+    """
+    if evidence.manifest.get("nonce") in (None, "", False):
+        return Measure(None, 0, "the nonce is off: this run may start with a warm cache on purpose")
+    workload = evidence.scenario.get("workload") or {}
+    if (workload.get("arrivals") or {}).get("shape") == "trace":
+        return Measure(None, 0, "a replayed trace shares content that no record names")
+    classes = (workload.get("classes") or {}).items()
+    shared = {name for name, spec in classes if spec and (spec.get("trace") or spec.get("source"))}
+    seen: set[tuple[str, int]] = set()
+    hits = prompts = n = 0
+    for record in sorted((r for r in evidence.records if r.sent_ns is not None), key=lambda r: r.sent_ns or 0):
+        if record.cls in shared or record.turn > 0 or (record.group is not None and (record.cls, record.group) in seen):
+            continue
+        if record.group is not None:
+            seen.add((record.cls, record.group))
+        if record.outcome in LEFT and record.cached is not None and record.n_in:
+            template = max(0, record.n_in - record.asked_in)
+            hits, prompts, n = hits + max(0, record.cached - template), prompts + record.n_in, n + 1
+    return Measure(hits / prompts, n) if prompts else Measure(None, 0, "the server reports no cached tokens")
+
+
+def workers_lost(evidence: Evidence) -> Measure:
+    if evidence.manifest.get("workers", 1) == 1:
+        return Measure(None, 0, "one process: there is none to lose")
+    return Measure(sum(event.kind == "worker_lost" for event in evidence.events), evidence.manifest["workers"])
+
+
+def absent(reason: str) -> Callable[[Evidence], Measure]:
+    """A row whose data this version does not collect yet."""
+    return lambda evidence: Measure(None, 0, reason)

@@ -1,0 +1,256 @@
+"""What a model, a device and a serving engine are, in numbers, read from profiles/*/*.yaml. Data and size arithmetic only.
+
+Sizes are bytes, rates bytes/s or FLOP/s per device, times seconds. KV formulas are those of docs/metrics.md (machine section):
+GQA and MHA 2 x layers x kv_heads x head_dim x bytes; MLA layers x (kv_lora_rank + rope_dim) x bytes, on every device.
+"""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kvbench.units import Duration, Share, Size, size
+
+Kind = Literal["models", "hardware", "engines"]
+
+
+class _Profile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: str = ""
+    source: str = Field(description="where the numbers come from")
+
+
+class Latent(BaseModel):
+    """Multi-head latent attention: what is cached is one compressed vector per token and layer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kv_rank: int = Field(gt=0, description="kv_lora_rank: width of the cached latent")
+    rope_dim: int = Field(gt=0, description="qk_rope_head_dim: width of the cached rotary key")
+    q_rank: int = Field(gt=0, description="q_lora_rank")
+    nope_dim: int = Field(gt=0, description="qk_nope_head_dim")
+    v_dim: int = Field(gt=0, description="v_head_dim")
+
+
+class Experts(BaseModel):
+    """Mixture of experts: every token passes through `active` of `count` routed experts and all `shared` ones."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    count: int = Field(gt=0)
+    active: int = Field(gt=0)
+    intermediate: int = Field(gt=0, description="inner width of one expert")
+    shared: int = Field(default=0, ge=0)
+    dense_layers: int = Field(default=0, ge=0, description="leading layers with an ordinary MLP")
+
+
+class Model(_Profile):
+    """A transformer's shape: enough for its size, its KV cache and the work of one token."""
+
+    layers: int = Field(gt=0)
+    hidden: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    intermediate: int = Field(gt=0, description="inner width of the dense MLP")
+    mlp_matrices: Literal[2, 3] = Field(default=3, description="3 where the MLP is gated (SwiGLU), 2 where it is not")
+    vocab: int = Field(gt=0)
+    tied_embeddings: bool = False
+    positions: int = Field(default=0, ge=0, description="learned position embeddings, where the model has them")
+    max_len: int = Field(gt=0, description="longest context")
+    weight_bytes: float = Field(default=2, gt=0, description="bytes per weight")
+    kv_bytes: float = Field(default=2, gt=0, description="bytes per cached number")
+    latent: Latent | None = None
+    experts: Experts | None = None
+
+    @property
+    def attention_parameters(self) -> int:
+        """Weights of one layer's attention projections."""
+        if self.latent is None:
+            return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        m = self.latent
+        query = self.hidden * m.q_rank + m.q_rank * self.heads * (m.nope_dim + m.rope_dim)
+        keys = self.hidden * (m.kv_rank + m.rope_dim) + m.kv_rank * self.heads * (m.nope_dim + m.v_dim)
+        return query + keys + self.heads * m.v_dim * self.hidden
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of one routed expert in one layer; 0 for dense models."""
+        return 0 if self.experts is None else self.mlp_matrices * self.hidden * self.experts.intermediate
+
+    @property
+    def expert_layers(self) -> int:
+        return 0 if self.experts is None else self.layers - self.experts.dense_layers
+
+    @property
+    def common_parameters(self) -> int:
+        """Weights that every token passes through in the layers: attention, dense MLPs, shared experts, routers."""
+        total = self.layers * self.attention_parameters
+        total += (self.layers - self.expert_layers) * self.mlp_matrices * self.hidden * self.intermediate
+        if self.experts is not None:
+            total += self.expert_layers * (self.experts.shared * self.expert_parameters + self.hidden * self.experts.count)
+        return total
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights one token is multiplied with in the layers (the output head, used by sampled tokens only, is apart)."""
+        return self.common_parameters + (self.expert_layers * self.experts.active * self.expert_parameters if self.experts else 0)
+
+    @property
+    def head_parameters(self) -> int:
+        return self.hidden * self.vocab
+
+    @property
+    def parameters(self) -> int:
+        """All weights. Norms and biases (well below 0.1 %) are left out."""
+        routed = self.expert_layers * self.experts.count * self.expert_parameters if self.experts else 0
+        embeddings = (1 if self.tied_embeddings else 2) * self.head_parameters + self.positions * self.hidden
+        return self.common_parameters + routed + embeddings
+
+    @property
+    def weights(self) -> float:
+        """Bytes of all weights."""
+        return self.parameters * self.weight_bytes
+
+    def kv_token_bytes(self, count: int = 1) -> float:
+        """KV bytes per token held by each of `count` tensor-parallel devices. Fewer heads than devices are replicated."""
+        if self.latent is not None:
+            return self.layers * (self.latent.kv_rank + self.latent.rope_dim) * self.kv_bytes
+        return 2 * self.layers * -(-self.kv_heads // count) * self.head_dim * self.kv_bytes
+
+
+class Hardware(_Profile):
+    """`count` equal devices in tensor parallel. Peaks are datasheet values; the two shares are what is reached of them."""
+
+    memory: Size = Field(gt=0, description="bytes per device")
+    bandwidth: Size = Field(gt=0, description="memory bytes/s per device")
+    flops: float = Field(gt=0, description="dense 16-bit FLOP/s per device")
+    flops8: float | None = Field(default=None, gt=0, description="dense 8-bit FLOP/s, used where weights are 8-bit")
+    link: Size = Field(gt=0, description="bytes/s to the other devices, one direction")
+    link_latency: Duration = Field(default=10e-6, description="of one all-reduce, beyond its bytes")
+    bandwidth_share: Share = Field(gt=0, le=1, description="share of `bandwidth` reached")
+    flops_share: Share = Field(gt=0, le=1, description="share of `flops` reached by large matrix products")
+    overlap: Share = Field(default=1.0, le=1, description="share of compute and weight reads that run at once")
+    power: float | None = Field(default=None, gt=0, description="board limit, W")
+    count: int = Field(default=1, ge=1, le=1024)
+
+
+class EngineProfile(_Profile):
+    """A serving engine's settings and overheads, named as vLLM names them where it has them."""
+
+    block: int = Field(default=16, ge=1, le=65536, description="tokens per KV block")
+    max_num_batched_tokens: int = Field(default=2048, ge=1, description="token budget of one step")
+    max_num_seqs: int = Field(default=256, ge=1, description="most sequences in one step")
+    gpu_memory_utilization: Share = Field(default=0.92, gt=0, le=1, description="share of device memory the engine may use")
+    max_model_len: int | None = Field(default=None, ge=1, description="longest prompt + answer; the model's own where absent")
+    blocks: int | None = Field(default=None, ge=2, description="KV blocks, null block included, instead of computing them")
+    admission: Literal["prompt", "chunk"] = Field(
+        default="prompt", description="a request enters when its whole prompt fits (reserve_full_isl), or when a chunk does"
+    )
+    policy: str = Field(default="lru", description="who leaves when the pool is full: a name of engine/evict")
+    reserve: Size = Field(default=0.75 * 2**30, description="memory per device for runtime and graphs, beyond activations")
+    step_overhead: Duration = Field(default=0.0, description="scheduling, launch and sampling per step")
+    seq_overhead: Duration = Field(default=0.0, description="the same per sequence in the step")
+
+    @model_validator(mode="after")
+    def _budget(self) -> "EngineProfile":
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is below max_num_seqs {self.max_num_seqs}: "
+                "a full batch could not decode one token each"
+            )
+        return self
+
+    def limit(self, model: Model) -> int:
+        """Longest prompt + answer in tokens."""
+        return self.max_model_len or model.max_len
+
+
+def activation_bytes(model: Model, count: int, engine: EngineProfile) -> float:
+    """Peak activations per device: one layer's inputs, outputs and MLP for a full token budget, and float32 logits twice."""
+    inner = max(model.intermediate, model.experts.intermediate * model.experts.active if model.experts else 0)
+    tokens = engine.max_num_batched_tokens * 2 * (4 * model.hidden + 2 * inner / count)
+    return tokens + engine.max_num_seqs * model.vocab * 4 * 2
+
+
+def kv_room(model: Model, hardware: Hardware, engine: EngineProfile) -> float:
+    """Bytes per device left for KV blocks; negative where the weights alone do not fit."""
+    used = model.weights / hardware.count + activation_bytes(model, hardware.count, engine) + engine.reserve
+    return hardware.memory * engine.gpu_memory_utilization - used
+
+
+def kv_blocks(model: Model, hardware: Hardware, engine: EngineProfile) -> int:
+    """Blocks as vLLM counts them, the null block included. ValueError where the model does not fit, with the count that would."""
+    if engine.blocks is not None:
+        return engine.blocks
+    blocks = int(kv_room(model, hardware, engine) // (engine.block * model.kv_token_bytes(hardware.count)))
+    if blocks >= 2:
+        return blocks
+    enough = next((n for n in _counts() if _fits(model, hardware.model_copy(update={"count": n}), engine)), None)
+    advice = f"{enough} of them would do" if enough else "no number up to 1024 would do"
+    raise ValueError(
+        f"{model.name} does not fit on {hardware.count} x {hardware.name}: weights {size(model.weights)}, memory "
+        f"{size(hardware.memory * hardware.count)}, of which {engine.gpu_memory_utilization:.0%} may be used; {advice}"
+    )
+
+
+def _fits(model: Model, hardware: Hardware, engine: EngineProfile) -> bool:
+    return kv_room(model, hardware, engine) >= 2 * engine.block * model.kv_token_bytes(hardware.count)
+
+
+def _counts() -> list[int]:
+    return [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]  # tensor-parallel sizes in use are powers of two
+
+
+def _root() -> Path:
+    """profiles/ inside the installed package, else at the top of the repository."""
+    inside = Path(__file__).parent / "profiles"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "profiles"
+
+
+def names(kind: Kind) -> list[str]:
+    return sorted(path.stem for path in (_root() / kind).glob("*.yaml"))
+
+
+def _read(kind: Kind, name: str) -> dict[str, Any]:
+    """The YAML of one profile, its name filled in. ValueError naming the nearest where there is none."""
+    stem = re.sub(r"[\s_]+", "-", name.strip().lower())
+    known = names(kind)
+    if stem not in known:
+        near = difflib.get_close_matches(stem, known, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown profile {name!r} in {kind}{hint} (known: {', '.join(known)})")
+    data: dict[str, Any] = yaml.safe_load((_root() / kind / f"{stem}.yaml").read_text())
+    return {"name": stem, **data}
+
+
+def load_model(name: str) -> Model:
+    return Model.model_validate(_read("models", name))
+
+
+def load_hardware(name: str, count: int | None = None) -> Hardware:
+    """`name` may carry the count: "h100", "h100 x8", "h100x8", "8xh100". A count given twice must agree."""
+    text = name.strip().lower()
+    match = re.fullmatch(r"(?P<a>\d+)\s*x\s*(?P<x>[a-z].*)|(?P<y>.*?[^\s])\s*x\s*(?P<b>\d+)", text)
+    if match and text not in names("hardware"):
+        written = int(match["a"] or match["b"])
+        if count is not None and count != written:
+            raise ValueError(f"hardware {name!r} says {written} devices and count says {count}")
+        text, count = match["x"] or match["y"], written
+    return Hardware.model_validate({**_read("hardware", text), "count": 1 if count is None else count})
+
+
+def load_engine(name: str, **overrides: Any) -> EngineProfile:
+    """A profile with any of its fields replaced, validated again: load_engine("vllm", block=512)."""
+    data = _read("engines", name)
+    for key in overrides:
+        if key not in EngineProfile.model_fields or key in ("name", "source"):
+            near = difflib.get_close_matches(key, EngineProfile.model_fields, n=1)
+            raise ValueError(f"engine profiles have no field {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    try:
+        return EngineProfile.model_validate({**data, **overrides})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "engine"
+        raise ValueError(f"engine profile {name!r}: {field}: {first['msg']} (got {first['input']!r})") from error

@@ -1,0 +1,159 @@
+"""report.html: one file that needs nothing else. Everything that came from a server or a scenario is escaped."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from kvbench import units
+from kvbench.report import chart, render
+from kvbench.report.files import RunFiles
+from kvbench.report.intervals import STATISTICS
+
+STYLE = """
+:root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.4rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}table{border-collapse:collapse;font-size:.85rem}
+.wide{overflow-x:auto}td,th{padding:.15rem .6rem .15rem 0;text-align:right;white-space:nowrap;vertical-align:top}
+td:first-child,th:first-child{text-align:left}th{font-weight:normal;opacity:.7}.text td{text-align:left;white-space:normal}
+.VALID{color:#1a7f37}.DEGRADED{color:#9a6700}.INVALID,.fail{color:#cf222e}small,.dim{opacity:.7}
+figure{margin:1rem 0}svg{width:100%;height:auto}svg line{stroke:currentColor;opacity:.15}
+svg text{font-size:11px;fill:currentColor;text-anchor:end;opacity:.7}
+polyline{fill:none;stroke-width:1.5}.l0{stroke:#0969da}.l1{stroke:#cf222e}.l2{stroke:#8250df}
+.k0{color:#0969da}.k1{color:#cf222e}.k2{color:#8250df}
+"""
+
+
+def page(summary: Mapping[str, Any], files: RunFiles) -> str:
+    """The whole report."""
+    name = escape(str(summary["run"]["name"] or "kvbench run"))
+    found, exit_ = summary["verdict"], summary["exit"]
+    parts = [
+        f'<h1><span class="{found["verdict"]}">{found["verdict"]}</span> {name}</h1>',
+        f"<p>exit {exit_['code']}: {escape(exit_['reason'])}</p>",
+        _list(f"{reason['level']}: {reason['text']} (n {reason['n']}). {reason['advice']}" for reason in found["reasons"]),
+        _facts(summary),
+        _section("What to do next", _list(summary["next"])),
+        _section("Over time", _charts(files)),
+        _section("Requests", _requests(summary)),
+        _section("Latency", _latency(summary)),
+        _section("Budgets", _budgets(summary)),
+        _section("Classes and phases", _groups(summary)),
+        _section("Request features", _features(summary)),
+        _section("Verdict, check by check", _checks(summary)),
+        _section("Notes", _list(summary["warnings"])),
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}</title><style>{STYLE}</style>'
+    body = "\n".join(part for part in parts if part)
+    return f"<!doctype html>\n<html lang=en><head>{head}</head><body>\n{body}\n</body></html>\n"
+
+
+def _checks(summary: Mapping[str, Any]) -> str:
+    return _table(("check", "value", "degraded / invalid", "outcome"), render.checks(summary), "text")
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h2>{title}</h2>\n{body}" if body else ""
+
+
+def _list(lines: Any) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<ul>{items}</ul>" if items else ""
+
+
+def _table(head: Sequence[str], rows: Any, style: str = "") -> str:
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    return f'<div class="wide {style}"><table><tr>{top}</tr>{body}</table></div>' if body else ""
+
+
+def _facts(summary: Mapping[str, Any]) -> str:
+    run, stop, head = summary["run"], summary["stop"], summary["headline"]
+    rows = [
+        ("headline", f"{head['n']} {head['cohort']}; rates over {units.duration(head['seconds'])}"),
+        ("ended", f"{stop['kind']}: {stop['reason']}, after {units.duration(stop['seconds'])}"),
+        ("clock, seed, nonce", f"{run['clock']}, {run['seed']}, {run['nonce']}"),
+        ("started", run["started"]),
+        ("target", ", ".join(f"{key} {value}" for key, value in summary["target"].items())),
+        ("tokenizer", ", ".join(f"{key} {value}" for key, value in summary["tokenizer"].items())),
+        ("directory", run["directory"]),
+    ]
+    return _table((), rows, "text")
+
+
+def _charts(files: RunFiles) -> str:
+    """Offered and ok rate, first-token quantiles, KV usage: from windows.jsonl."""
+    rows = files.windows
+
+    def of(name: str) -> list[chart.Point]:
+        return [(window.end, window.values.get(name)) for window in rows]
+
+    return "".join((
+        chart.lines("Requests/s", "/s", {"offered": of("offered_rate"), "ok": of("ok_rate")}),
+        chart.lines("Time to first token", "s", {"p50": of("ttft_p50"), "p99": of("ttft_p99")}),
+        chart.lines("KV cache in use", "share", {"kv usage": of("kv_usage_mean")}, top=1.0),
+        chart.lines("Requests at the server", "", {"running": of("running_mean"), "waiting": of("waiting_mean")}),
+    ))  # fmt: skip
+
+
+def _requests(summary: Mapping[str, Any]) -> str:
+    account = summary["accounting"]
+    columns = [name for name, value in account["total"].items() if isinstance(value, int)]
+    groups = (*account["phases"].items(), ("total", account["total"]))
+    rows = [(name, *(f"{row[column]:,}" for column in columns)) for name, row in groups]
+    failures = [(f["n"], f"{f['outcome']}:{f['class']}", "; ".join(f["examples"])) for f in summary["failures"]]
+    rates = [(name, summary["rates"][name]["value"]) for name in ("requested", "offered", "sent", "ok")]
+    named = [(name, "-" if value is None else f"{value:.4g}/s") for name, value in rates]
+    return (
+        _table(("phase", *(name.replace("_", " ") for name in columns)), rows)
+        + _table(("n", "outcome", "what was said"), failures, "text")
+        + _table(("rate", "of the headline interval"), named)
+    )
+
+
+def _latency(summary: Mapping[str, Any]) -> str:
+    rows = []
+    for name, row in summary["latency"].items():
+        if not row["n"]:
+            rows.append((name, 0, *("-" for _ in STATISTICS), row["reason"]))
+            continue
+        cells = [units.duration(row[s]) + ("*" if row["supported"].get(s, True) is False else "") for s in STATISTICS]
+        interval = _interval(row["interval"].get("p99")) or _interval(row["interval"].get("mean"))
+        rows.append((name, f"{row['n']:,}", *cells, interval))
+    head = ("metric", "n", *STATISTICS, "95 % interval (p99, else mean)")
+    return _table(head, rows) + "<p><small>* fewer samples than the quantile needs: n &lt; 10 / (1 - q)</small></p>"
+
+
+def _interval(ends: Sequence[float | None] | None) -> str:
+    if not ends or ends == [None, None]:
+        return ""
+    return " to ".join("?" if end is None else units.duration(end) for end in ends)
+
+
+def _budgets(summary: Mapping[str, Any]) -> str:
+    return _table(("budget", "verdict"), [(row["text"], row["status"]) for row in summary["budgets"]], "text")
+
+
+def _groups(summary: Mapping[str, Any]) -> str:
+    rows = [(f"class {name}", row, row["goodput"]["value"]) for name, row in summary["classes"].items()]
+    rows += [(f"phase {row['name']}", row, None) for row in summary["phases"]]
+    cells = [
+        (
+            name, f"{row['outcomes']['offered']:,}", f"{row['outcomes']['ok']:,}", units.share(good),
+            *(units.duration(row["latency"][metric][s]) for metric in ("ttft", "response_ttft", "tpot") for s in ("p50", "p99")),
+        )
+        for name, row, good in rows
+    ]  # fmt: skip
+    head = ("", "offered", "ok", "goodput", "ttft p50", "p99", "response_ttft p50", "p99", "tpot p50", "p99")
+    return _table(head, cells)
+
+
+def _features(summary: Mapping[str, Any]) -> str:
+    found = summary["features"]
+    p99 = found["output_length_p99"]
+    bins = ", ".join(f"{row['from']}-{row['below'] - 1}: {row['n']}" for row in found["input_length"]["bins"] if row["n"])
+    rows = [("input_length (tokens: requests)", bins or "-")]
+    rows.append(("output_length_p99", p99["reason"] or f"{p99['value']:g} (n {p99['n']})"))
+    for name in ("beam_width", "temperature", "penalties"):
+        mix = [f"{key}: {units.share(part)}" for key, part in found[name]["shares"].items()]
+        rows.append((name, ", ".join(mix) or "-"))
+    rows += [(name, f"- ({found[name]['reason']})") for name in ("head_activity_variance", "reuse_distance")]
+    return _table(("feature", "of the headline requests"), rows, "text")

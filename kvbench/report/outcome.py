@@ -1,0 +1,57 @@
+"""Why a run ended, and the exit code that follows from all that is known of it."""
+
+from typing import Any
+
+from kvbench.report.files import RunFiles
+from kvbench.report.phases import Phase
+
+SIGNALS = {"SIGINT": 130, "SIGTERM": 143}
+GUARDED = ("baseline", "warmup", "steady")  # a stop rule that ends one of these is a failure; ending stress is its purpose
+
+
+def stop(files: RunFiles, found: list[Phase]) -> dict[str, Any]:
+    """What ended the run: signal, rule, error, killed (nothing on record says), or the bound that steady reached."""
+    end, rule, signal = files.last("run_end"), files.last("stop"), files.last("signal")
+    steady = [phase for phase in found if phase.kind == "steady"]
+    row: dict[str, Any] = {
+        "kind": "bound",
+        "reason": (steady[-1].reason if steady else None) or "completed",
+        "rule": None,
+        "phase": None,
+        "phase_kind": None,
+        "signal": None,
+        "seconds": files.end,
+        "steady_seconds": steady[-1].end - steady[0].start if steady else None,
+    }
+    if end is not None and end.data.get("reason") == "internal error":
+        row |= {"kind": "error", "reason": "internal error"}
+    elif signal is not None:
+        row |= {"kind": "signal", "reason": f"interrupted by {signal.data.get('signal')}", "signal": signal.data.get("signal")}
+    elif rule is not None:
+        row |= {name: rule.data.get(name) for name in ("rule", "reason", "phase", "phase_kind")} | {"kind": "rule"}
+    elif end is None:
+        row |= {"kind": "killed", "reason": "the run was cut off: its files end without a run_end"}
+    return row
+
+
+def exit_code(summary: dict[str, Any]) -> tuple[int, str]:
+    """(code, why) in the order of precedence: 130/143, 1, 6, 5, 4, 3, 0. Code 2 belongs to scenarios that never became a run."""
+    stopped, outcomes, verdict = summary["stop"], summary["accounting"]["total"], summary["verdict"]
+    if stopped["kind"] == "signal":
+        return SIGNALS.get(str(stopped["signal"]), 130), str(stopped["reason"])
+    if stopped["kind"] == "error":
+        return 1, "internal error: see events.jsonl"
+    if not summary["self_check"]["ok"]:
+        return 1, f"internal error: negative durations {summary['self_check']['negative_durations']}"
+    if outcomes["unrecorded"]:
+        return 1, f"internal error: {outcomes['unrecorded']} offered requests have no record"
+    if outcomes["ok"] == 0:
+        return 6, f"no request succeeded: {outcomes['offered']:,} offered, {outcomes['admitted']:,} admitted, 0 ok"
+    if stopped["kind"] == "rule" and stopped["phase_kind"] in GUARDED:
+        return 5, f"a stop rule ended {stopped['phase']}: {stopped['reason']}"
+    if verdict["verdict"] == "INVALID":
+        return 4, f"the run is invalid: {'; '.join(r['text'] for r in verdict['reasons'] if r['level'] == 'INVALID')}"
+    failed = [budget for budget in summary["budgets"] if budget["status"] != "pass"]
+    if failed:
+        return 3, f"{len(failed)} of {len(summary['budgets'])} budgets not met: {'; '.join(b['text'] for b in failed)}"
+    return 0, "the run is whole" + (" and every budget is met" if summary["budgets"] else "")

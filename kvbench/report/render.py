@@ -1,0 +1,232 @@
+"""The summary as a person reads it in a terminal or a log: verdict first, then what ran, what came of it, and what to do next."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from kvbench import units
+from kvbench.core import LEFT, STAYED
+from kvbench.metrics.names import METRICS, QUANTILES
+from kvbench.verdict import amount
+
+COLOURS = {"VALID": "bold green", "DEGRADED": "bold yellow", "INVALID": "bold red"}
+SERVER = ("response_ttft", "ttft", "ttfc", "tpot", "itl", "icl", "e2e", "response", "ntpot")
+SILENT = ("gate_wait", "connect", "upload")  # rows left out where they are all zero
+HEADLINES = (*SERVER, "gate_wait", "lag", "connect", "upload")
+NARROW = ("p50", "p90", "p99", "p999", "max")  # statistics that fit 80 columns beside n and mean
+WIDE = ("min", "p50", "p90", "p95", "p99", "p999", "max")
+
+
+def terminal(summary: Mapping[str, Any], console: Console) -> None:
+    """Print the summary. Width, colour and what the encoding can show are the console's."""
+    for block in (verdict, ran, requests, latency, throughput, cache, budgets, closing):
+        console.print(block(summary, console.width), soft_wrap=False)
+
+
+def plain(text: object) -> str:
+    """Text of others (servers, file names) without what could drive a terminal."""
+    return "".join(char if char.isprintable() else " " for char in str(text))
+
+
+def verdict(summary: Mapping[str, Any], width: int) -> RenderableType:
+    found = summary["verdict"]
+    reasons, exit_ = found["reasons"], summary["exit"]
+    judged = sum(row["level"] in ("OK", "INVALID", "DEGRADED") for row in found["checks"])
+    first = f"{len(reasons)} of {judged} checks failed" if reasons else f"all {judged} checks passed"
+    first += f"; {len(found['not_measured'])} not measured"
+    lines: list[RenderableType] = [Text.assemble(_level(found["verdict"]), f"  {first}")]
+    for reason in reasons:
+        lines.append(Padding(Text.assemble(_level(reason["level"]), f" {reason['text']} (n {reason['n']:,})"), (0, 0, 0, 2)))
+        lines.append(Padding(Text(reason["advice"], style="dim"), (0, 0, 0, 4)))
+    lines.append(Text(plain(f"exit {exit_['code']}: {exit_['reason']}"), style="bold" if exit_["code"] else ""))
+    return Group(*lines)
+
+
+def _level(name: str) -> tuple[str, str]:
+    return name, COLOURS[name]
+
+
+def ran(summary: Mapping[str, Any], width: int) -> RenderableType:
+    run, stop, head = summary["run"], summary["stop"], summary["headline"]
+    target = ", ".join(f"{key} {value}" for key, value in summary["target"].items() if isinstance(value, (str, int, float)))
+    nonce = run["nonce"] if run["nonce"] is not None else "off"
+    clock = "virtual time" if run["clock"] == "virtual" else "real time"
+    name, started = run["name"] or "(unnamed)", run["started"] or "(unknown)"
+    rows = [
+        ("ran", f"{name}, seed {run['seed']}, nonce {nonce}, {clock}, started {started}"),
+        ("target", target or "(not recorded)"),
+        ("ended", f"{stop['kind']}: {stop['reason']}, after {units.duration(stop['seconds'])}"),
+        ("headline", f"{head['n']:,} {head['cohort']}, followed to their end; rates over {units.duration(head['seconds'])}"),
+    ]
+    return _block("", _pairs(rows))
+
+
+def requests(summary: Mapping[str, Any], width: int) -> RenderableType:
+    account = summary["accounting"]
+    total = account["total"]
+    shown = ["offered", "admitted", "ok", "failed"]
+    shown += [name for name in (*LEFT, *STAYED, "in_flight", "unrecorded") if total[name] and name not in shown]
+    table = _table("", *(name.replace("_", " ") for name in shown))
+    for name, row in (*account["phases"].items(), ("total", total)):
+        style = "bold" if name == "total" else ""
+        table.add_row(Text(plain(name)), *(f"{row[column]:,}" for column in shown), style=style)
+    lines: list[RenderableType] = [table]
+    for failure in summary["failures"][:6]:
+        said = f': "{plain(failure["examples"][0])}"' if failure["examples"] else ""
+        line = f"{failure['n']:,} {failure['outcome']}:{plain(failure['class'])}{said}"
+        lines.append(Text(line, style="red", overflow="ellipsis", no_wrap=True))
+    return _block("Requests", Group(*lines))
+
+
+def latency(summary: Mapping[str, Any], width: int) -> RenderableType:
+    statistics = WIDE if width >= 105 else NARROW
+    table = _table("", "n", "mean", *map(_spoken, statistics))
+    starred = False
+    for name in HEADLINES:
+        row = summary["latency"][name]
+        if not row["n"] or (name == "icl" and summary["latency"]["itl"]["n"]) or (name in SILENT and not row["max"]):
+            continue  # where every event is a token icl repeats itl
+        cells = []
+        for statistic in statistics:
+            star = row["supported"].get(statistic, True) is False
+            starred |= star
+            cells.append(units.duration(row[statistic]) + ("*" if star else ""))
+        table.add_row(name, f"{row['n']:,}", units.duration(row["mean"]), *cells)
+    if not table.row_count:
+        return _block("Latency", Text("none: no request ended ok"))
+    lines: list[RenderableType] = [table]
+    if starred:
+        lines.append(Text(f"* fewer samples than the quantile needs ({_needs()})", style="dim"))
+    counted = summary["latency"]["response"].get("with_timeouts")
+    if counted:
+        bound = ">= " if "p99" in counted["at_least"] else ""
+        lines.append(Text(f"with {counted['timeouts']:,} timeouts: response p99 {bound}{units.duration(counted['p99'])}"))
+    return _block("Latency (requests that ended ok)", Group(*lines))
+
+
+def _needs() -> str:
+    return ", ".join(f"{_spoken(name)}: {round(10 / (1 - q)):,}" for name, q in QUANTILES.items() if q >= 0.9)
+
+
+def _spoken(statistic: str) -> str:
+    return "p99.9" if statistic == "p999" else statistic
+
+
+def throughput(summary: Mapping[str, Any], width: int) -> RenderableType:
+    rates, tokens, good = summary["rates"], summary["tokens"], summary["goodput"]
+    named = ", ".join(f"{name} {_number(rates[name])}" for name in ("requested", "offered", "sent", "ok"))
+    out, prompt, output = tokens["output_rate"], tokens["prompt"], tokens["output"]
+    sources = ", ".join(f"{name} {row['requests']:,}" for name, row in tokens["by_source"].items()) or "none"
+    rows = [("requests/s", named)]
+    succeeded, read = _number(out, "succeeded_only"), _number(tokens["input_rate"])
+    rows.append(("tokens/s", f"out {_number(out)} ({succeeded} of ok requests), in {read}"))
+    if prompt["n"]:
+        rows.append(("prompt", f"{prompt['asked']:.4g} tokens asked, {prompt['got']:.4g} counted"))
+    if output["n"]:
+        rows.append(("output", f"{output['asked']:.4g} tokens asked, {output['got']:.4g} got; counted by (requests): {sources}"))
+    if good["value"] is not None:
+        rate = f", {good['rate']:.4g}/s" if good.get("rate") is not None else ""
+        rows.append(("goodput", f"{units.share(good['value'])} of {good['n']:,} offered{rate}"))
+    else:
+        rows.append(("goodput", f"- ({good['reason']})"))
+    pacing = summary["pacing"]
+    burst, held = pacing["max_sends_per_100ms"], pacing["blocked_at_gate"]
+    rows.append(("pacing", f"at most {burst} sends within 100 ms; held at the gate: {held:,}"))
+    stall = summary["streaming"]["longest_stall"]
+    if stall["value"] is not None:
+        rows.append(("stall", f"longest {units.duration(stall['value'])} within request {stall['request']}"))
+    return _block("Throughput", _pairs(rows))
+
+
+def cache(summary: Mapping[str, Any], width: int) -> RenderableType:
+    engine, told = summary["engine"], summary["told"]
+    usage = engine["kv_usage"]
+    rows = []
+    if usage["mean"] is None:
+        rows.append(("kv usage", f"- ({usage['reason']})"))
+    else:
+        above = [f"{units.share(part)} of the time above {name}" for name, part in usage.get("time_above", {}).items()]
+        rows.append(("kv usage", ", ".join([f"mean {units.share(usage['mean'])}", f"max {units.share(usage['max'])}", *above])))
+    queue = [(name, engine[name]) for name in ("running", "waiting") if engine[name]["mean"] is not None]
+    if queue:
+        rows.append(("queue", ", ".join(f"{name} mean {row['mean']:.3g} max {row['max']:.3g}" for name, row in queue)))
+    if engine["preemptions_total"]["value"] is not None:
+        again = engine["recompute_tokens_total"]["value"]
+        taxed = f", {again:,.0f} tokens computed again" if again else ""
+        rows.append(("preempted", f"{engine['preemptions_total']['value']:,.0f} times{taxed}"))
+    rate = engine["hit_rate"]
+    if rate["value"] is not None:
+        rows.append(("hit rate", f"{units.share(rate['value'])} of {rate['n']:,} prompt tokens looked up"))
+    if told["hit_rate"] is not None:
+        hit, prompts = units.share(told["hit_rate"]), told["prompt_tokens"]
+        rows.append(("told", f"{hit} of {prompts:,} prompt tokens were cached, say the answers"))
+    elif rate["value"] is None:
+        rows.append(("hit rate", f"- ({told['reason']})"))
+    return _block("KV cache", _pairs(rows))
+
+
+def budgets(summary: Mapping[str, Any], width: int) -> RenderableType:
+    if not summary["budgets"]:
+        return Text("")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    styles = {"pass": "green", "fail": "bold red", "not evaluated": "bold yellow"}
+    for row in summary["budgets"]:
+        table.add_row(Text(row["status"].upper(), style=styles[row["status"]]), Text(plain(row["text"])))
+    return _block("Budgets", table)
+
+
+def closing(summary: Mapping[str, Any], width: int) -> RenderableType:
+    lines = [Text(f"! {plain(line)}", style="yellow") for line in summary["warnings"]]
+    missing: dict[str, list[str]] = {}
+    for row in summary["verdict"]["not_measured"]:
+        missing.setdefault(row["reason"], []).append(row["title"])
+    lines += [Text(f"not measured: {'; '.join(titles)} ({reason})", style="dim") for reason, titles in missing.items()]
+    parts: list[RenderableType] = []
+    if lines:
+        parts.append(_block("Notes", Group(*lines)))
+    parts.append(_block("What to do next", Group(*(Text(f"> {plain(line)}") for line in summary["next"]))))
+    parts.append(Text(f"\nfiles: {plain(summary['run']['directory'])}"))
+    return Group(*parts)
+
+
+def _number(row: Mapping[str, Any], key: str = "value") -> str:
+    value = row.get(key)
+    return "-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _block(title: str, body: RenderableType) -> RenderableType:
+    return Group(Text(f"\n{title}", style="bold"), Padding(body, (0, 0, 0, 2))) if title else Group(Text(""), body)
+
+
+def _pairs(rows: list[tuple[str, str]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True, min_width=10, style="dim")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(plain(value)))
+    return table
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column(first, no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def checks(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Every check of the verdict as text: title, value, where DEGRADED and INVALID begin, outcome."""
+    for row in summary["verdict"]["checks"]:
+        limits = [row[level] for level in ("degraded", "invalid")]
+        shown = ["-" if limit is None else f"{row['worse']} {amount(limit, row['unit'])}" for limit in limits]
+        yield row["title"], amount(row["value"], row["unit"]), " / ".join(shown), row["level"] or f"not measured: {row['reason']}"
+
+
+def meaning(metric: str) -> str:
+    """What a latency is, in a few words."""
+    return METRICS[metric].what

@@ -1,0 +1,196 @@
+"""A run directory as one dict of strict JSON: every number with its n, and null with a reason where there is none."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kvbench import __version__
+from kvbench.core import Record, Seconds
+from kvbench.evidence import Evidence
+from kvbench.report import accounting, budgets, cache, latency, notes, outcome, tokens
+from kvbench.report.features import features
+from kvbench.report.files import RunFiles
+from kvbench.report.intervals import describe
+from kvbench.report.latency import Cohort
+from kvbench.report.phases import Headline, Phase, headline, phases
+from kvbench.stop import Rule
+from kvbench.verdict import judge
+
+BRIEF = ("ttft", "response_ttft", "e2e", "tpot")  # latencies shown per class and per phase
+
+
+def summarise(files: RunFiles) -> dict[str, Any]:
+    """Everything the report says. Raises AccountingError where requests contradict each other."""
+    found = phases(files)
+    head = headline(found)
+    seed = int(files.manifest.get("seed") or 0)
+    cohort, every = Cohort(head.records), Cohort(files.records)
+    arrivals, rates = tokens.Arrivals(files.records), tokens.Rates(files.records)
+    summary: dict[str, Any] = {
+        "kvbench": __version__,
+        "run": _run(files),
+        "stop": outcome.stop(files, found),
+        "accounting": accounting.account(files, found),
+        "self_check": accounting.self_check(files.records),
+        "headline": _headline(head),
+        "outcomes": outcomes(head.records),
+        "failures": accounting.failures(files.records),
+        "rates": rates.within(head.start, head.end, _requested(found), seed),
+        "latency": latency.table(cohort, seed),
+        "goodput": latency.goodput(cohort, _slos(files), head.seconds, seed),
+        "streaming": latency.streaming(cohort),
+        "pacing": latency.pacing(files.records),
+        "tokens": _tokens(files, head, arrivals, seed),
+        "engine": cache.engine(files.samples, head.start, head.end),
+        "told": cache.told(head.records),
+        "features": features(head.records),
+        "classes": _classes(cohort, files, seed),
+        "phases": [_phase(phase, every, rates, arrivals) for phase in found],
+        "target": files.manifest.get("target") or {},
+        "tokenizer": _tokenizer(files),
+        "host": files.manifest.get("host") or {},
+    }
+    summary["verdict"] = judge(_evidence(files, every, cohort, head))
+    summary["budgets"] = budgets.evaluate(files.scenario.get("budget") or {}, summary)
+    summary["stop_rules"] = _rules(files)
+    code, why = outcome.exit_code(summary)
+    summary["exit"] = {"code": code, "reason": why}
+    summary["warnings"] = notes.warnings(summary, files)
+    summary["next"] = notes.next_steps(summary)
+    return dict(strict(summary))
+
+
+def strict(value: Any) -> Any:
+    """`value` as strict JSON takes it: a number that is not finite becomes null, a key text, a NumPy number a plain one."""
+    if isinstance(value, Mapping):
+        return {str(key): strict(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(inner) for inner in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def outcomes(records: list[Record]) -> dict[str, Any]:
+    """Counts and shares of a cohort: finished = ok + failed + timeout + rejected."""
+    row = accounting.tally(records)
+    finished = row["ok"] + row["failed"] + row["timeout"] + row["rejected"]
+    came = finished + row["shed"] + row["dropped"]
+    bad = finished - row["ok"]
+    return row | {
+        "finished": finished,
+        "error_rate": bad / finished if finished else None,
+        "success_rate": row["ok"] / finished if finished else None,
+        "rejection_rate": row["rejected"] / finished if finished else None,
+        "shed_rate": row["shed"] / came if came else None,
+        "drop_rate": row["dropped"] / came if came else None,
+        "reason": None if finished else "no request finished",
+    }
+
+
+def _run(files: RunFiles) -> dict[str, Any]:
+    kept = ("name", "started", "clock", "seed", "nonce", "argv", "kvbench")
+    row = {name: files.manifest.get(name) for name in kept}
+    row["recorded_by"] = row.pop("kvbench")
+    row["directory"] = str(files.directory)
+    row["partial"] = files.last("run_end") is None or files.last("signal") is not None
+    row["missing_files"], row["torn_lines"], row["damaged_lines"] = files.missing, files.torn, files.damaged
+    return row
+
+
+def _headline(head: Headline) -> dict[str, Any]:
+    where = {"start": head.start, "end": head.end, "seconds": head.seconds}
+    return {"cohort": head.cohort, "n": len(head.records), "interval": "steady, as long as it truly ran", **where}
+
+
+def _requested(found: list[Phase]) -> float | None:
+    """Requests/s that the plan asked of steady, where it says how many it expects."""
+    steady = [phase for phase in found if phase.kind == "steady"]
+    counts = [(phase.planned.get("expected"), phase.planned.get("seconds")) for phase in steady]
+    if not counts or any(count is None or not seconds for count, seconds in counts):
+        return None
+    return float(sum(count or 0 for count, _ in counts) / sum(seconds or 0 for _, seconds in counts))
+
+
+def _slos(files: RunFiles) -> dict[str, dict[str, Seconds]]:
+    classes = (files.scenario.get("workload") or {}).get("classes") or {}
+    return {name: (spec or {}).get("slo") or {} for name, spec in classes.items()}
+
+
+def _tokens(files: RunFiles, head: Headline, arrivals: tokens.Arrivals, seed: int) -> dict[str, Any]:
+    return {
+        "by_source": tokens.sources(head.records),
+        "prompt": tokens.asked(head.records, "n_in", "asked_in"),
+        "output": tokens.asked(head.records, "n_out", "asked_out"),
+        "output_rate": arrivals.throughput(head.start, head.end, seed),
+        "input_rate": tokens.input_throughput(files.records, head.start, head.end),
+        "of_failed": sum(r.n_out or len(r.token_ns) for r in head.records if r.outcome != "ok"),
+    }
+
+
+def _brief(cohort: Cohort) -> dict[str, Any]:
+    """A row of statistics without intervals."""
+    row: dict[str, Any] = {}
+    for name in BRIEF:
+        found = describe(cohort.values(name))
+        row[name] = {key: found.get(key) for key in ("n", "mean", "p50", "p99", "max", "supported", "reason")}
+    return row
+
+
+def _classes(cohort: Cohort, files: RunFiles, seed: int) -> dict[str, Any]:
+    slos = _slos(files)
+    found = {}
+    for name in sorted({record.cls for record in cohort.records}):
+        part = cohort.only([record.cls == name for record in cohort.records])
+        good = latency.goodput(part, {name: slos.get(name, {})}, 0.0, seed)
+        found[name] = {"outcomes": outcomes(list(part.records)), "latency": _brief(part), "goodput": good}
+    return found
+
+
+def _phase(phase: Phase, every: Cohort, rates: tokens.Rates, arrivals: tokens.Arrivals) -> dict[str, Any]:
+    """One phase or epoch. Its requests are those due in it; its rates count events at their own time, over its true length."""
+    part = every.only([record.phase == phase.name for record in every.records])
+    return {
+        "name": phase.name,
+        "kind": phase.kind,
+        "start": phase.start,
+        "end": phase.end,
+        "seconds": phase.seconds,
+        "reason": phase.reason,
+        "outcomes": outcomes(list(part.records)),
+        "rates": rates.within(phase.start, phase.end, None, 0),
+        "output_rate": arrivals.throughput(phase.start, phase.end, 0),
+        "latency": _brief(part),
+        "pacing": latency.pacing(part.records),
+    }
+
+
+def _tokenizer(files: RunFiles) -> dict[str, Any]:
+    found = files.manifest.get("tokenizer") or {}
+    return dict(found) or {"kind": None, "reason": "the manifest names none"}
+
+
+def _rules(files: RunFiles) -> list[dict[str, Any]]:
+    """Every stop rule, and how often it was read: the run's end says of each how many checks found no value, and why."""
+    end = files.last("run_end")
+    told = {row["rule"]: row for row in (end.data.get("rules") or [] if end is not None else [])}
+    rules = [str(Rule.model_validate(rule)) for rule in files.scenario.get("stop") or []]
+    return [{"rule": rule, **{key: told.get(rule, {}).get(key) for key in ("checks", "unread", "why")}} for rule in rules]
+
+
+def _evidence(files: RunFiles, every: Cohort, cohort: Cohort, head: Headline) -> Evidence:
+    first = cohort.values("ttft")
+    return Evidence(
+        records=files.records,
+        samples=files.samples,
+        events=files.events,
+        manifest=files.manifest,
+        steady=len(head.records),
+        lags=every.values("lag"),
+        connects=every.values("connect"),
+        ttft_p50=float(np.median(first)) if len(first) else None,
+    )

@@ -1,0 +1,294 @@
+"""One run: the phases in order, a tick a second (fold, window, stop rules, live view), a clean end whatever happens."""
+
+import asyncio
+import gc
+import math
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvbench.clock import Clock, cpu_time, wall_time
+from kvbench.control.gate import Gate
+from kvbench.core import Event, Limits, Nanos, Record, Sample, Seconds, Window
+from kvbench.driver import Driver
+from kvbench.journal import Journal
+from kvbench.metrics.slots import Slots
+from kvbench.metrics.window import window
+from kvbench.phases import Phase
+from kvbench.sink import Sink, View
+from kvbench.stop import Guard, Rule
+from kvbench.target import Target
+
+TICK: Seconds = 1.0
+LAG_EVERY: Seconds = 0.02  # how often the event loop's own lateness is measured
+GRACE: Seconds = 5.0  # how long cancelled requests may take to write their ends
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything a run is made of, composed from a scenario."""
+
+    target: Target
+    phases: Sequence[Phase]
+    limits: Limits = field(default_factory=Limits)
+    rules: Sequence[Rule] = ()
+    sinks: Sequence[Sink] = ()
+    view: View | None = None
+    length: Seconds = 10.0  # of a sliding window
+    slide: Seconds = 1.0
+    slos: dict[str, dict[str, Seconds]] = field(default_factory=dict)  # class -> per-request limits
+
+
+class Run:
+    """Drives `setup` on `clock` into `journal`. After `execute`: `reason` (why it ended) and `interrupted` (the signal, or None)."""
+
+    def __init__(self, setup: Setup, clock: Clock, journal: Journal) -> None:
+        self.setup, self.clock, self.journal = setup, clock, journal
+        self.slots = Slots(slos=setup.slos)
+        self.gate = Gate(setup.limits)
+        self.driver = Driver(clock, setup.target, self.gate, self._file)
+        self.guards = [Guard(rule) for rule in setup.rules]
+        self._watching = [*setup.sinks, *([setup.view] if setup.view is not None else [])]
+        self.reason = ""
+        self.interrupted: signal.Signals | None = None
+        self._phase: Phase | None = None
+        self._tokens = 0  # output tokens of ended requests in this phase
+        self._halt = asyncio.Event()  # a stop rule, a bound on tokens or a signal ended the phase
+
+    async def execute(self) -> None:
+        """Run every phase. Errors of ours and of the disk are raised after what is in flight was ended and filed."""
+        first = self.setup.phases[0]
+        source = first.source(0.0) if first.source is not None else None
+        if source is not None and not self.clock.virtual:
+            most = 32768 if source.users is not None else 4096
+            self.driver.prepare(source, first.requests, most)
+            rehearse(self.setup)
+            gc.collect()
+            gc.freeze()
+        self._listen()
+        self.clock.start()
+        self._self = _Self(self.clock)
+        self._event("run_start", phases=[{"name": p.name, "kind": p.kind, **p.bounds()} for p in self.setup.phases])
+        ticks = asyncio.ensure_future(self._tick())
+        work = asyncio.ensure_future(self._run_phases(source))
+        try:
+            await asyncio.wait({ticks, work, self.driver.failure}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await self._finish(ticks, work)
+        for done in (work, ticks, self.driver.failure):
+            if done.done() and not done.cancelled() and (error := done.exception()) is not None:
+                raise error
+
+    # ---- phases
+
+    async def _run_phases(self, first: Any) -> None:
+        for phase in self.setup.phases:
+            if self.interrupted or (self.reason and phase.kind != "drain"):
+                continue
+            source = first or (phase.source(self.clock.now()) if phase.source is not None else None)
+            first = None
+            await self._run_phase(phase, source)
+        self.reason = self.reason or "completed"
+
+    async def _run_phase(self, phase: Phase, source: Any) -> None:
+        start = self.clock.now()
+        end = start + phase.seconds
+        before = self.driver.offered
+        self._phase, self._tokens = phase, 0
+        self._halt.clear()
+        self._event("phase_start", phase=phase.name, phase_kind=phase.kind, bounds=phase.bounds())
+        if source is not None:
+            self.driver.begin(phase.name, source, end, phase.requests, measured=phase.kind == "steady")
+        reason = await self._phase_end(phase, end)
+        waiting = len(self.gate)
+        self.driver.end()
+        self._phase = None
+        self._event(
+            "phase_end", phase=phase.name, phase_kind=phase.kind, reason=reason, start=start, offered=self.driver.offered - before,
+            withdrawn=waiting, inflight=len(self.driver.live),
+        )  # fmt: skip
+
+    async def _phase_end(self, phase: Phase, end: Seconds) -> str:
+        """Wait for the first of: the phase's time, its count (offered and over), a halt."""
+        tasks = [asyncio.ensure_future(self._halt.wait()), asyncio.ensure_future(self.driver.through.wait())]
+        if math.isfinite(end):
+            tasks.append(asyncio.ensure_future(self.clock.sleep_until(end)))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        if self._halt.is_set():
+            return "tokens" if self._tokens >= phase.tokens else self.reason
+        if self.driver.through.is_set():
+            return "drained" if phase.kind == "drain" else "count" if math.isfinite(phase.requests) else "schedule ended"
+        return "duration"
+
+    # ---- once a second
+
+    async def _tick(self) -> None:
+        at, slid = TICK, 0.0
+        while True:
+            await self.clock.sleep_until(at)
+            self._account(at)
+            if at - slid >= self.setup.slide - 1e-9:
+                slid = at
+                self._slide(at)
+            self.journal.flush()
+            if self.setup.view is not None:
+                self.setup.view.refresh(self.totals())
+            at += TICK
+            if at < self.clock.now() - 10 * TICK:  # the machine slept: the windows in between hold nothing
+                at = math.floor(self.clock.now())
+
+    def _account(self, at: Seconds) -> None:
+        """Bring the slots up to `at`: ended records, new tokens of live ones, the target's gauges, our own state."""
+        self.driver.flush()
+        for name, value in self.setup.target.gauges(at).items():
+            self.slots.gauge(name, at, value)
+            self._tell(Sample(t=at, name=name, value=value, source="target"))
+        self.slots.peek(list(self.driver.live.values()), round(at * 1e9))
+        self.driver.check()
+        for name, value in self._self.read(at).items():
+            self.slots.gauge(name, at, value)
+            self._tell(Sample(t=at, name=name, value=value, source="kvbench"))
+        self.slots.close(at)
+
+    def _slide(self, at: Seconds) -> None:
+        live = list(self.driver.live.values())
+        self._tell(window(self.slots, max(0.0, at - self.setup.length), at, live, at))
+        if self._phase is None or self._phase.kind == "drain" or self.reason:
+            return
+        for guard in self.guards:
+            reason = guard.check(self.slots, at, live)
+            if reason is not None:
+                self._event("stop", rule=str(guard.rule), reason=reason, phase=self._phase.name, phase_kind=self._phase.kind)
+                self._stop(f"stop rule: {reason}")
+                return
+
+    def _file(self, records: list[Record]) -> None:
+        self.slots.fold(records)
+        self.journal.file(records)
+        phase = self._phase
+        if phase is not None:
+            self._tokens += sum(record.n_out or 0 for record in records)
+            if self._tokens >= phase.tokens:
+                self._halt.set()
+
+    # ---- ending
+
+    def _stop(self, reason: str) -> None:
+        self.reason = reason
+        self._halt.set()
+
+    def _listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self.clock.loop.add_signal_handler(number, self._interrupt, number)
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        """The first signal ends the run in order; from the second on the default action holds again."""
+        for each in (signal.SIGINT, signal.SIGTERM):
+            self.clock.loop.remove_signal_handler(each)
+        self.interrupted = number
+        self._event("signal", signal=number.name)
+        self._stop(f"interrupted by {number.name}")
+
+    async def _finish(self, ticks: "asyncio.Future[None]", work: "asyncio.Future[None]") -> None:
+        """Cancel what is in flight, file everything, close. Raises nothing that would hide the first error."""
+        for task in (ticks, work):
+            task.cancel()
+        await asyncio.wait({ticks, work})
+        inflight = len(self.driver.live)
+        self.driver.cancel()
+        try:
+            await asyncio.wait_for(self.driver.settle(), GRACE)
+            now = self.clock.now()
+            self.slots.close(now)
+            self._event("run_end", reason=self.reason or "internal error", inflight=inflight, offered=self.driver.offered, admitted=self.driver.admitted,
+                        stayed=self.driver.stayed, blocked=self.gate.blocked,
+                        unread={str(guard.rule): [guard.unread, guard.checks, guard.why] for guard in self.guards if guard.unread})  # fmt: skip
+        finally:
+            self.driver.close()
+            self._self.close()
+            await self.setup.target.aclose()
+            for sink in self._watching:
+                await sink.aclose()
+            self.journal.close()
+
+    def totals(self) -> dict[str, int]:
+        """Requests so far: done is over by any outcome, waiting is at the gate."""
+        driver = self.driver
+        return {"offered": driver.offered, "admitted": driver.admitted, "done": driver.over, "inflight": len(driver.live),
+                "waiting": len(self.gate)}  # fmt: skip
+
+    def _event(self, kind: str, **data: Any) -> None:
+        self._tell(Event(t=self.clock.now(), kind=kind, data=data))
+
+    def _tell(self, item: Event | Window | Sample) -> None:
+        self.journal.write(item)
+        for sink in self._watching:
+            sink.write(item)
+
+
+class _Self:
+    """Our own state, once a second: how late the event loop ran, CPU share of this process, drift of the wall clock.
+
+    Lateness is sampled on an absolute grid, and a stall counts for every sample it swallowed: a 300 ms stall is 15 samples of 300
+    down to 0 ms, not one. In virtual time there is nothing to measure.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.lags: list[Seconds] = []
+        self.timer = None if clock.virtual else clock.timer(self._beat)
+        self.next: Seconds = 0.0
+        self.cpu, self.at = cpu_time(), clock.now()
+        self.anchor = wall_time() - clock.now()
+        if self.timer is not None:
+            self._arm()
+
+    def _arm(self) -> None:
+        assert self.timer is not None
+        self.next = (math.floor(self.clock.now() / LAG_EVERY) + 1) * LAG_EVERY
+        self.timer.at(self.next)
+
+    def _beat(self) -> None:
+        now = self.clock.now()
+        while self.next <= now:
+            self.lags.append(now - self.next)
+            self.next += LAG_EVERY
+        self._arm()
+
+    def read(self, at: Seconds) -> dict[str, float]:
+        if self.timer is None:
+            return {}
+        lags, self.lags = sorted(self.lags), []
+        cpu, now = cpu_time(), self.clock.now()
+        values = {"cpu": (cpu - self.cpu) / max(1e-3, now - self.at), "wall_drift": wall_time() - now - self.anchor}
+        self.cpu, self.at = cpu, now
+        if lags:
+            values |= {"loop_lag_p99": lags[math.ceil(0.99 * len(lags)) - 1], "loop_lag_max": lags[-1]}
+        return values
+
+    def close(self) -> None:
+        if self.timer is not None:
+            self.timer.close()
+
+
+def rehearse(setup: Setup) -> None:
+    """Run the fold once on made-up data: numpy's first calls import code, and that must not happen in the middle of a run."""
+    slots = Slots(slos=setup.slos)
+    second: Nanos = 10**9
+    record = Record(id=0, outcome="ok", token_ns=[second, 2 * second], n_in=1, n_out=2, source="events")
+    record.release_ns = record.sent_ns = record.written_ns = 0
+    record.first_ns = record.content_ns = second
+    record.done_ns = record.end_ns = 2 * second
+    slots.peek([record], second)
+    slots.fold([record] * 2)
+    slots.close(4.0)
+    window(slots, 0.0, 4.0, [], 4.0)
+    for rule in setup.rules:
+        Guard(rule).check(slots, 4.0, [])
+
+

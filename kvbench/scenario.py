@@ -1,0 +1,255 @@
+"""A scenario file as a frozen, validated object: what load, against what, until when, judged how.
+
+`load` is the way in. Everything wrong with a file is told at once, each with file:line, the key, the value, what is allowed and
+the nearest known key. Later versions' keys are refused by name, never ignored. compose.py builds the parts of a run from it.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from kvbench.core import Limits
+from kvbench.endpoint import TARGETS, Spec, under
+from kvbench.metrics.names import known
+from kvbench.problem import KeyPath, SourceError
+from kvbench.spec import OneOf, Reader, fault, plain
+from kvbench.stop import Budget, Rule
+from kvbench.timetable import SHAPES, Count, Phases, Windows
+from kvbench.units import Rate, Span
+from kvbench.verdict import CHECKS, checks
+from kvbench.workload.classes import Class, shares
+from kvbench.workload.schedule import Closed
+from kvbench.workload.traces import TraceFile
+from kvbench.yaml_source import Source, read_file
+
+ScenarioError = SourceError
+
+LATER = {
+    "watch": "the watch and rollback are not in this version of kvbench yet",
+    "collect": "collectors are not in this version of kvbench yet",
+    "sinks": "sinks are not in this version of kvbench yet",
+    "phases.baseline": "the baseline phase is not in this version of kvbench yet",
+    "phases.stress": "the stress phase is not in this version of kvbench yet",
+    "phases.steady.epochs.classes": "classes that change by epoch are not in this version of kvbench yet",
+    **{f"workload.{key}": "belongs into one of the classes, since there are `classes`" for key in Class.model_fields},
+    "target.nodes": "several nodes are not in this version of kvbench yet",
+    "target.router": "several nodes are not in this version of kvbench yet",
+}
+
+
+class Open(Spec):
+    """No law: arrivals are sent as they fall due. A cap on requests in flight may still hold them."""
+
+    inflight: Count | None = Field(default=None, description="most requests in flight; without it there is no cap")
+    patience: Span = Field(default=30.0, description="how long a request waits to be let in before it is shed")
+    every: Span = Field(default=1.0, description="the control period")
+
+    def limits(self) -> Limits:
+        return Limits(inflight=self.inflight or float("inf"), patience=self.patience)
+
+
+class Bucket(Open):
+    """A token bucket: at most `rate` requests a second after a first `burst`."""
+
+    rate: Rate = Field(description="tokens gained a second")
+    burst: Annotated[float, Field(ge=1, le=1e9)] = Field(1.0, description="tokens the bucket holds")
+
+    def limits(self) -> Limits:
+        return Limits(rate=self.rate, burst=self.burst, inflight=self.inflight or float("inf"), patience=self.patience)
+
+
+LAWS: dict[str, type[Open]] = {"none": Open, "bucket": Bucket}
+LAWS_LATER = ("pid", "queue_feedback", "learned")
+
+
+def _found(trace: TraceFile, info: ValidationInfo, *path: str) -> TraceFile:
+    """`trace` with its file's path from here, not from the scenario. A missing file is a fault at `path`.file."""
+    try:
+        return trace.model_copy(update={"file": str(under((info.context or {}).get("folder"), trace.file))})
+    except ValueError as error:
+        fault((*path, "file"), str(error))
+
+
+class Workload(Spec):
+    """What arrives when. One traffic class may be written flat, without `classes`."""
+
+    arrivals: Annotated[Any, OneOf("shape", SHAPES)] = Field(description="the load shape")
+    classes: Annotated[dict[str, Class], Field(min_length=1, max_length=1000)] = Field(description="traffic, drawn by weight")
+    nonce: bool = Field(True, description="off: runs may warm each other's cache, and the report says so")
+
+    @field_validator("nonce", mode="before")
+    @classmethod
+    def _on_off(cls, value: Any) -> Any:
+        if value not in (True, False, "on", "off"):
+            raise ValueError(f"write on or off, not {value!r}")
+        return value in (True, "on")
+
+    @field_validator("arrivals")
+    @classmethod
+    def _readable(cls, value: Any, info: ValidationInfo) -> Any:
+        return _found(value, info) if isinstance(value, TraceFile) else value
+
+    @field_validator("classes")
+    @classmethod
+    def _add_up(cls, value: dict[str, Class], info: ValidationInfo) -> dict[str, Class]:
+        shares(value)
+        found = dict(value)
+        for name, one in value.items():
+            if not re.fullmatch(r"[\w-]{1,64}", name):
+                fault((name,), "a class name is letters, digits, - and _")
+            if one.trace:
+                found[name] = one.model_copy(update={"trace": _found(one.trace, info, name, "trace")})
+        return found
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """With the keys of a single class beside the others."""
+        tree = handler.resolve_ref_schema(handler(core))
+        single = handler.resolve_ref_schema(handler(Class.__pydantic_core_schema__))
+        tree["properties"] |= {key: value for key, value in single["properties"].items() if key not in tree["properties"]}
+        tree["required"] = ["arrivals"]
+        return tree
+
+
+_METRICS = {name: {"type": ["string", "number"]} for name in known()}
+_RULE = {
+    "type": "object",
+    "description": 'A metric with a comparison, such as kv_usage: ">= 90%", and how it is read.',
+    "properties": {**{key: Rule.model_json_schema()["properties"][key] for key in ("for", "over", "min_requests")}, **_METRICS},
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+_BUDGET = {
+    "type": "object",
+    "description": "Limits by metric, such as response_ttft_p99: 800ms; a comparison where lower is not better.",
+    "properties": {"strict": Budget.model_json_schema()["properties"]["strict"], **_METRICS},
+    "additionalProperties": False,
+}
+
+
+Guards = Annotated[list[Annotated[Rule, WithJsonSchema(_RULE)]], Field(max_length=100)]
+Limited = Annotated[Budget, WithJsonSchema(_BUDGET)]
+
+
+class Scenario(Spec):
+    """What load, against what, until when, judged how."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = Field(description="names the run directory")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of everything random")
+    target: Annotated[Any, OneOf("kind", TARGETS)] = Field(description="who answers")
+    workload: Workload = Field(description="what arrives when")
+    control: Annotated[Any, OneOf("law", LAWS, later=LAWS_LATER)] = Field(Open(), description="how much may enter")
+    phases: Phases = Field(description="the run, in order")
+    stop: Annotated[list[Annotated[Rule, WithJsonSchema(_RULE)]], Field(max_length=100)] = Field(
+        [], description="guards: each ends the run with exit code 5"
+    )
+    budget: Annotated[Budget, WithJsonSchema(_BUDGET)] | None = Field(
+        None, description="limits that the whole run must keep, else exit code 3"
+    )
+    verdict: dict[str, Any] = Field({}, description="thresholds of the verdict in place of kvbench's own")
+    windows: Windows = Field(Windows(), description="the sliding windows")
+    out: Annotated[str, Field(min_length=1)] = Field("results", description="where run directories go")
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _each_line(cls, value: Any) -> Any:
+        """Each limit by itself, so that each error has its own line."""
+        for name, limit in value.items() if isinstance(value, dict) else ():
+            try:
+                Budget.model_validate({name: limit})
+            except ValidationError as error:
+                fault((name,), error.errors()[0]["msg"].removeprefix("Value error, "))
+        return value
+
+    @field_validator("verdict")
+    @classmethod
+    def _known_checks(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Each check by itself, so that each error has its own line."""
+        for name, levels in value.items():
+            if not isinstance(levels, dict):
+                fault((name,), "write it as {degraded: ..., invalid: ...}")
+            if name in CHECKS and CHECKS[name].unit != "count" and info.context:
+                for level, limit in levels.items():
+                    if isinstance(limit, (int, float)):
+                        fault((name, level), f"{limit!r} has no unit")
+            try:
+                checks({name: levels})
+            except ValueError as error:
+                fault((name,), str(error))
+        return value
+
+    @model_validator(mode="after")
+    def _bounded(self) -> "Scenario":
+        """Something must end steady, and a shape that gives everything at once needs a count."""
+        steady, arrivals = self.phases.steady, self.workload.arrivals
+        if steady.seconds() is None and steady.requests is None and steady.tokens is None and not isinstance(arrivals, TraceFile):
+            fault(("phases", "steady"), "nothing ends it: give `for`, `requests` or `tokens`")
+        if steady.requests is None and not isinstance(arrivals, (TraceFile, Closed)) and arrivals.rate(0.0) == float("inf"):
+            fault(("phases", "steady"), "an infinite rate sends everything at once: say how many with `requests`")
+        return self
+
+    def resolved(self) -> dict[str, Any]:
+        """The scenario with its defaults, in SI units, as strict JSON takes it. Holds no secret: none can be written."""
+        return dict(plain(self.model_dump(mode="json", by_alias=True)))
+
+
+def load(path: Path | str, overrides: Iterable[str] = (), target: str | None = None) -> Scenario:
+    """Read and validate a scenario. `overrides`: "a.b=c" each, c in YAML; `target`: a URL that takes the target's place.
+
+    Raises ScenarioError with everything that is wrong.
+    """
+    source = read_file(Path(path))
+    if target is not None:
+        _retarget(source, target)
+    for assignment in overrides:
+        source.set(assignment)
+    source.data.setdefault("name", re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).stem))
+    data, folder = source.data, Path(path).parent
+    moved: tuple[KeyPath, KeyPath] = ((), ())
+    if isinstance(workload := data.get("workload"), dict) and "classes" not in workload:
+        data, moved = data | {"workload": _one_class(workload)}, (("workload", "classes", "default"), ("workload",))
+    try:
+        return Scenario.model_validate(data, context={"text": True, "folder": folder, "base": folder})
+    except ValidationError as error:
+        raise Reader(schema, LATER, moved).explain(error, source) from None
+
+
+@cache  # made for every error message, and the same for ever
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a scenario file."""
+    tree = Scenario.model_json_schema(by_alias=True)
+    tree["required"].remove("name")  # the file's name where it is not given
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **plain(tree)}
+
+
+def _one_class(workload: dict[str, Any]) -> dict[str, Any]:
+    """A workload written flat as one with a single class. A replayed trace brings its content along where none is given."""
+    whole = {key: value for key, value in workload.items() if key in Workload.model_fields}
+    single = {key: value for key, value in workload.items() if key not in whole}
+    arrivals = workload.get("arrivals")
+    if isinstance(arrivals, dict) and arrivals.get("shape") == "trace" and not {"prompt", "source", "trace"} & single.keys():
+        single["trace"] = {key: value for key, value in arrivals.items() if key != "shape"}
+    return whole | {"classes": {"default": single}}
+
+
+def _retarget(source: Source, url: str) -> None:
+    """Point at a server. An http target keeps its other settings; any other gives way to a plain one."""
+    where = f"--target {url}"
+    target = source.data.get("target")
+    kept = target if isinstance(target, dict) and target.get("kind") == "http" else {"kind": "http"}
+    source.data["target"] = {**{key: value for key, value in kept.items() if key != "urls"}, "url": url}
+    source.replaced(("target", "url") if kept is target else ("target",), Source(where, None))

@@ -1,0 +1,246 @@
+"""What a person sees while a run goes on: a live view on a terminal, plain lines anywhere else, nothing with --quiet."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live as Screen
+from rich.text import Text
+
+from kvbench import units
+from kvbench.core import Event, Record, Sample, Seconds, Window
+
+Wall = Callable[[], Seconds]
+FRAME: Seconds = 1 / 8  # of wall time between two drawings of the live view
+LINE: Seconds = 10.0  # of wall time between two plain lines
+HISTORY = 24  # windows in a sparkline
+BLOCKS = {True: " ▁▂▃▄▅▆▇█", False: " .:-=+*%#"}  # by whether the terminal takes UTF-8
+BAR = {True: "█░", False: "#-"}
+RATES = ("offered", "ok", "tokens_out", "failed", "timeout")
+QUEUE = ("running", "waiting", "preemptions")
+NEWS = ("stop", "anomaly", "law", "signal", "warning")  # event kinds worth a line
+
+
+class Latest:
+    """What is known now, from the items seen so far. Values are the last window's, by METRICS.md's names."""
+
+    def __init__(self, total_phases: int) -> None:
+        self.total_phases = total_phases
+        self.phase, self.number = "", 0
+        self.began: Seconds = 0.0
+        self.now: Seconds = 0.0
+        self.seconds: Seconds | None = None  # the phase's length where its bounds say it
+        self.requests: int | None = None
+        self.values: dict[str, float | None] = {}
+        self.rates: dict[str, float] = {}
+        self.gauges: dict[str, float] = {}
+        self.past: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in ("offered", "ok", "ttft_p99", "kv_usage")}
+        self.news = ""
+
+    def take(self, item: Event | Sample | Window | Record) -> None:
+        if isinstance(item, Window):
+            self._window(item)
+        elif isinstance(item, Sample):
+            if item.value is not None:
+                self.gauges[item.name] = item.value
+        elif isinstance(item, Event):
+            self._event(item)
+
+    def _window(self, window: Window) -> None:
+        self.now = max(self.now, window.end)
+        self.values = window.values
+        length = window.end - window.start
+        if length > 0:
+            self.rates = {name: window.counts.get(name, 0) / length for name in RATES}
+        for name, past in self.past.items():
+            value = self.rates.get(name) if name in self.rates else self.kv if name == "kv_usage" else self.values.get(name)
+            if value is not None:
+                past.append(value)
+
+    def _event(self, event: Event) -> None:
+        self.now = max(self.now, event.t)
+        if event.kind == "phase_start":
+            bounds = event.data.get("bounds") or {}
+            self.phase, self.number, self.began = str(event.data.get("phase", "")), self.number + 1, event.t
+            self.seconds, self.requests = bounds.get("seconds"), bounds.get("requests")
+        elif event.kind in NEWS:
+            told = event.data.get("reason") or event.data.get("text") or event.data.get("signal") or ""
+            self.news = f"{event.kind}: {told}" if told else event.kind
+
+    @property
+    def kv(self) -> float | None:
+        """The pool's use: the newest reading, else the window's mean."""
+        found = self.gauges.get("kv_usage")
+        return found if found is not None else self.values.get("kv_usage_mean")
+
+    @property
+    def elapsed(self) -> Seconds:
+        return max(0.0, self.now - self.began)
+
+
+class Live:
+    """Six lines that are redrawn in place, at most eight times a second of wall time."""
+
+    def __init__(self, console: Console, total_phases: int, wall: Wall) -> None:
+        self.console, self.wall = console, wall
+        self.latest = Latest(total_phases)
+        self.screen: Screen | None = None
+        self.drawn: Seconds = float("-inf")
+        self.utf8 = (console.encoding or "").lower().startswith("utf")
+
+    def write(self, item: Event | Sample | Window | Record) -> None:
+        try:
+            self.latest.take(item)
+        except (TypeError, ValueError, ArithmeticError):
+            pass  # an item with odd numbers in it must not end the run it describes
+
+    def refresh(self, totals: Mapping[str, int]) -> None:
+        now = self.wall()
+        if now - self.drawn < FRAME:
+            return
+        self.drawn = now
+        try:
+            if self.screen is None:
+                self.screen = Screen(console=self.console, auto_refresh=False, transient=True)
+                self.screen.start()
+            self.screen.update(self.picture(totals), refresh=True)
+        except OSError:
+            pass  # the terminal went away; the run and its files go on
+
+    async def aclose(self) -> None:
+        if self.screen is not None:
+            try:
+                self.screen.stop()
+            except OSError:
+                pass  # the terminal went away
+
+    def picture(self, totals: Mapping[str, int]) -> Group:
+        latest, width = self.latest, max(10, min(24, self.console.width - 56))
+        lines = [self._phase(width), _counts(totals, latest)]
+        offered, ok, tokens = (latest.rates.get(name, 0.0) for name in ("offered", "ok", "tokens_out"))
+        rates = (f"offered {offered:.3g}/s", self._spark("offered"), f"ok {ok:.3g}/s", self._spark("ok"), f"{tokens:,.0f} tok/s")
+        lines.append(_row("rate", *rates))
+        response = _quantiles(latest, "response_ttft", "from due ")
+        lines.append(_row("ttft", *_quantiles(latest, "ttft"), self._spark("ttft_p99"), *response))
+        if latest.kv is not None:
+            style = "red" if latest.kv >= 0.9 else "yellow" if latest.kv >= 0.75 else "green"
+            queue = [f"{name} {latest.gauges[name]:.0f}" for name in QUEUE if name in latest.gauges]
+            row = _row("kv cache").append(bar(latest.kv, width, self.utf8), style=style)
+            lines.append(row.append(f" {units.share(latest.kv)}  {self._spark('kv_usage')}  {'  '.join(queue)}"))
+        if latest.news:
+            lines.append(_row("news", latest.news))
+        for line in lines:
+            line.no_wrap, line.overflow = True, "crop"
+        return Group(*lines)
+
+    def _phase(self, width: int) -> Text:
+        latest = self.latest
+        line = Text().append(f" {latest.phase or 'starting':<9}", style="bold cyan")
+        line.append(f"{latest.number}/{latest.total_phases}  {_progress(latest)}  ")
+        return line.append(bar(_done(latest), width, self.utf8)) if latest.seconds else line
+
+    def _spark(self, name: str) -> str:
+        return spark(self.latest.past[name], self.utf8)
+
+
+class Plain:
+    """A line every ten seconds of wall time, the first at once: for logs and pipes."""
+
+    def __init__(self, console: Console, total_phases: int, wall: Wall) -> None:
+        self.out: TextIO = console.file  # type: ignore[assignment]  # rich says IO[str]; only write and flush are used
+        self.wall = wall
+        self.latest = Latest(total_phases)
+        self.printed: Seconds = float("-inf")
+
+    def write(self, item: Event | Sample | Window | Record) -> None:
+        try:
+            self.latest.take(item)
+            news = isinstance(item, Event) and item.kind in NEWS
+            if news:
+                self._print(f"[{units.duration(self.latest.now)}] {self.latest.news}")
+        except (TypeError, ValueError, ArithmeticError):
+            pass  # an item with odd numbers in it must not end the run it describes
+
+    def refresh(self, totals: Mapping[str, int]) -> None:
+        now = self.wall()
+        if now - self.printed < LINE:
+            return
+        self.printed = now
+        latest = self.latest
+        where = f"{latest.phase or 'starting'} {latest.number}/{latest.total_phases}"
+        parts = [f"[{units.duration(latest.now)}] {where}", _progress(latest)]
+        parts.append(" ".join(f"{name} {count:,}" for name, count in totals.items()))
+        if latest.values.get("ttft_p50") is not None:
+            parts.append("ttft " + " ".join(_quantiles(latest, "ttft")))
+        if latest.kv is not None:
+            parts.append(f"kv {units.share(latest.kv)}")
+        self._print(" | ".join(part for part in parts if part))
+
+    async def aclose(self) -> None:
+        return
+
+    def _print(self, line: str) -> None:
+        try:
+            self.out.write(line + "\n")
+            self.out.flush()
+        except (OSError, ValueError):
+            pass  # the reader of the pipe has left, or the file is closed; the run goes on
+
+
+class Quiet:
+    """Says nothing while the run goes on."""
+
+    def __init__(self, console: Console, total_phases: int, wall: Wall) -> None:
+        return
+
+    def write(self, item: Event | Sample | Window | Record) -> None:
+        return
+
+    def refresh(self, totals: Mapping[str, int]) -> None:
+        return
+
+    async def aclose(self) -> None:
+        return
+
+
+def bar(share: float, width: int, utf8: bool = True) -> str:
+    """`share` of `width` characters filled."""
+    full = round(max(0.0, min(1.0, share)) * width)
+    return BAR[utf8][0] * full + BAR[utf8][1] * (width - full)
+
+
+def spark(values: deque[float], utf8: bool = True) -> str:
+    """The latest values as a line of blocks, from zero to their largest."""
+    top = max(values, default=0.0)
+    marks = BLOCKS[utf8]
+    return "".join(marks[round(max(0.0, value) / top * 8)] if top > 0 else marks[0] for value in values)
+
+
+def _done(latest: Latest) -> float:
+    return latest.elapsed / latest.seconds if latest.seconds else 0.0
+
+
+def _progress(latest: Latest) -> str:
+    if latest.seconds:
+        return f"{units.duration(latest.elapsed)} of {units.duration(latest.seconds)}"
+    bound = f" of {latest.requests:,} requests" if latest.requests else ""
+    return f"{units.duration(latest.elapsed)}{bound}"
+
+
+def _row(name: str, *parts: str) -> Text:
+    return Text().append(f" {name:<9}", style="dim").append("  ".join(part for part in parts if part))
+
+
+def _counts(totals: Mapping[str, int], latest: Latest) -> Text:
+    line = _row("requests", "  ".join(f"{name} {count:,}" for name, count in totals.items()))
+    bad = latest.rates.get("failed", 0) + latest.rates.get("timeout", 0)
+    return line.append(f"  failing {bad:.3g}/s", style="bold red") if bad else line
+
+
+def _quantiles(latest: Latest, metric: str, label: str = "") -> list[str]:
+    known = [(q, latest.values.get(f"{metric}_{q}")) for q in ("p50", "p99")]
+    return [f"{label}{q} {units.duration(value)}" for q, value in known if value is not None]
+
+
+VIEWS: dict[str, type[Live] | type[Plain] | type[Quiet]] = {"live": Live, "plain": Plain, "quiet": Quiet}

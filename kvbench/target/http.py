@@ -1,0 +1,178 @@
+"""An OpenAI-compatible server over HTTP/1.1: which connection carries a request, what is tried again, what is never tried again.
+
+Connections are kept alive and reused, last used first; there is no limit on their number. Redirects are not followed.
+"""
+
+import asyncio
+import email.utils
+import itertools
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from kvbench.clock import Clock, wall_time
+from kvbench.core import Nanos, Record, Request, Seconds
+from kvbench.target.connection import NEVER, Connection, Timeouts, limit_ns
+from kvbench.target.discover import discover, tokenize
+from kvbench.target.openai import PATHS, Answer, body
+from kvbench.target.origin import ConnectError, Origin
+
+STALE_WITHIN: Nanos = 1_000_000_000  # a kept-alive connection that closes later than this after a send was in use, not stale
+HEADERS = {"User-Agent": "kvbench", "Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+class HttpTarget:
+    """Sends requests to `urls` in turn.
+
+    render: a request's prompt as {"messages": [...]} or {"prompt": text or token ids}. key: the secret itself, sent as a bearer
+    token and shown nowhere. chunk_usage: ask for usage in every chunk (vLLM's continuous_usage_stats). retries: how often a
+    request that met 429, 503 or a failed connection is tried again, after the server's Retry-After or else `backoff` seconds,
+    doubled each time; service latency then runs from the first attempt. keep_text: collect every answer's text, not only those
+    that a session needs. counts: connections made, reconnects after a stale one, streams whose last event was unterminated.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        urls: Sequence[str],
+        render: Callable[[Request], Mapping[str, Any]],
+        model: str,
+        api: Literal["chat", "completions"] = "chat",
+        stream: bool = True,
+        chunk_usage: bool = False,
+        headers: Mapping[str, str] | None = None,
+        key: str | None = None,
+        ca_file: str | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        timeouts: Timeouts | None = None,
+        retries: int = 0,
+        backoff: Seconds = 0.5,
+        keep_text: bool = False,
+    ) -> None:
+        if not urls:
+            raise ValueError("urls: at least one is needed")
+        if api not in PATHS:
+            raise ValueError(f"api: {api!r} is not one of {', '.join(PATHS)}")
+        if retries < 0:
+            raise ValueError(f"retries: {retries} is out of range: at least 0")
+        if backoff < 0:
+            raise ValueError(f"backoff: {backoff} is out of range: at least 0 s")
+        self.clock, self.render, self.model = clock, render, model
+        self.timeouts = timeouts or Timeouts()
+        self.retries, self.backoff, self.keep_text = retries, backoff, keep_text
+        self.counts = {"connections": 0, "reconnects": 0, "unterminated": 0}
+        self._headers = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._tls = ssl.create_default_context(cafile=ca_file) if any(url.startswith("https:") for url in urls) else None
+        self._origins = [Origin(url, PATHS[api], HEADERS | self._headers, self._tls) for url in urls]
+        self._turn = itertools.cycle(self._origins)
+        self._options: dict[str, Any] = {"stream": stream}
+        if stream:
+            self._options["stream_options"] = {"include_usage": True} | ({"continuous_usage_stats": True} if chunk_usage else {})
+        self._limits = self.timeouts if stream else self.timeouts.model_copy(update={"first": float("inf")})
+        self._total = limit_ns(self.timeouts.total)
+        self._extra = dict(extra_body or {})
+
+    async def open(self) -> dict[str, Any]:
+        """Facts of the servers behind the urls. Raises TargetUnreachable where one of them does not answer."""
+        return await discover([origin.base for origin in self._origins], self.model, self._headers, self._tls)
+
+    async def tokenize_probe(self, text: str) -> list[int] | None:
+        """The server's own tokens for `text` by vLLM's /tokenize; None where the first url has no such thing."""
+        return await tokenize(self._origins[0].base, self.model, text, self._headers, self._tls)
+
+    def encode(self, request: Request) -> bytes:
+        return body(request, self.model, self.render(request), self._options, self._extra)
+
+    def gauges(self, now: Seconds) -> dict[str, float]:
+        return {}
+
+    async def aclose(self) -> None:
+        for origin in self._origins:
+            for connection in list(origin.alive):
+                connection.abandon("cancelled", "closed", "the run is over")
+                connection.close()
+        await asyncio.sleep(0)  # the loop closes the sockets
+
+    async def send(self, request: Request, record: Record) -> None:
+        """sent_ns, written_ns and connect_ns are the first attempt's; status, error and every token are the last's."""
+        entered = self.clock.ns()
+        until = entered + self._total if self._total < NEVER else NEVER
+        origin = next(self._turn)
+        record.url = origin.base
+        content = request.body or self.encode(request)
+        payload = b"%b%d\r\n\r\n%b" % (origin.head, len(content), content)
+        answer = Answer(record, self.keep_text or request.session is not None)
+        try:
+            await self._attempt(origin, payload, answer, entered, until)
+            while record.outcome != "ok" and record.attempts <= self.retries and _may_retry(record):
+                wait = _retry_after(answer.retry_after)
+                if wait is None:
+                    wait = self.backoff * 2 ** (record.attempts - 1)
+                again = self.clock.ns() + round(wait * 1e9)
+                if again >= until:
+                    return
+                record.throttled += record.outcome == "rejected"
+                record.attempts += 1
+                _forget(record)
+                answer = Answer(record, answer.keeps_text)
+                await self.clock.sleep_until(again / 1e9)
+                await self._attempt(origin, payload, answer, entered, until)
+        except asyncio.CancelledError:
+            answer.stop(self.clock.ns(), "cancelled", "")
+            raise
+
+    async def _attempt(self, origin: Origin, payload: bytes, answer: Answer, entered: Nanos, until: Nanos) -> None:
+        """One try; and a second on a fresh connection where a kept-alive one proves to have been closed already."""
+        record = answer.record
+        if origin.idle:
+            connection = origin.idle.pop()  # connect_ns stays 0
+            await self._exchange(connection, payload, answer, until)
+            if record.cause != "disconnected" or (record.end_ns or 0) - connection.since > STALE_WITHIN:
+                return
+            # Closed before a byte of an answer came: nobody took the request, so it starts again, and so do its stamps.
+            self.counts["reconnects"] += 1
+            record.stale = True
+            _forget(record)
+            if record.attempts == 1:
+                record.sent_ns = record.written_ns = None
+        self.counts["connections"] += 1
+        patience = min(self.timeouts.connect, (until - self.clock.ns()) / 1e9 if until < NEVER else float("inf"))
+        try:
+            connection = await origin.connect(self.clock, self._limits, patience)
+        except ConnectError as failure:
+            answer.stop(self.clock.ns(), failure.outcome, failure.cause, failure.text)
+            return
+        if record.sent_ns is None:
+            record.connect_ns = self.clock.ns() - entered
+        await self._exchange(connection, payload, answer, until)
+
+    async def _exchange(self, connection: Connection, payload: bytes, answer: Answer, until: Nanos) -> None:
+        try:
+            await connection.start(payload, answer, until)
+        except asyncio.CancelledError:
+            connection.abandon("cancelled", "", "")
+            raise
+        self.counts["unterminated"] += answer.unterminated
+
+
+def _may_retry(record: Record) -> bool:
+    """Refused for now, or never taken: 429, 503, no connection, or one that was lost before a byte of an answer."""
+    return record.outcome == "rejected" or record.cause == "disconnected" or record.cause.startswith("connect")
+
+
+def _forget(record: Record) -> None:
+    """What an attempt that brought no token has left in the record, before the next one."""
+    record.outcome, record.cause, record.error = "", "", ""
+    record.status = record.end_ns = record.done_ns = None
+
+
+def _retry_after(value: bytes) -> Seconds | None:
+    """A Retry-After header, in seconds from now: a number or an HTTP date. None where there is none or it makes no sense."""
+    text = value.decode("latin-1").strip()
+    if text.isdigit():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - wall_time())
+    except ValueError:
+        return None

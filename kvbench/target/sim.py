@@ -1,0 +1,164 @@
+"""The embedded engine as a target: in virtual time an hour of load takes seconds, in real time it paces like a server.
+
+The engine has no clock; one timer, armed at engine.wake(), hands its spans to the records. Stamps are the engine's own times. A
+future resolves when the loop has reached the end of its request, never before.
+"""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.clock import Clock
+from kvbench.core import Message, Nanos, Record, Request, Seconds, Segment
+from kvbench.engine import Done, Job, Span
+from kvbench.engine.engine import Engine
+
+REFUSALS = {
+    "context_too_long": "prompt and answer are longer than the model's context",
+    "kv_too_small": "prompt and answer need more KV blocks than the pool has",
+}
+
+
+@dataclass(slots=True)
+class _Live:
+    record: Record
+    job: Job
+    over: asyncio.Future[None]
+
+
+class Sim:
+    """Sends every request to one Engine. Of the sampling only `n` and `beam_width` matter; answers have max_tokens tokens."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self.engine, self.clock = engine, clock
+        self._live: dict[int, _Live] = {}
+        self._timer = clock.timer(self._wake)
+
+    async def open(self) -> dict[str, Any]:
+        engine = self.engine
+        return {
+            "kind": "sim",
+            "model": engine.model.name,
+            "hardware": engine.hardware.name,
+            "devices": engine.hardware.count,
+            "engine": engine.profile.name,
+            "max_context": engine.profile.limit(engine.model),
+            "blocks": engine.blocks,
+            "block_tokens": engine.profile.block,
+            "kv_tokens": engine.blocks * engine.profile.block,
+            "kv_bytes_per_token": engine.model.kv_token_bytes(engine.hardware.count) * engine.hardware.count,
+        }
+
+    def encode(self, request: Request) -> bytes:
+        return b""
+
+    async def send(self, request: Request, record: Record) -> None:
+        now = self._pump()
+        record.sent_ns = record.written_ns = now
+        record.connect_ns = 0
+        job = Job(request.id, _content(request), request.max_tokens, _choices(request.sampling))
+        refused = self.engine.submit(job, now / 1e9)
+        if refused:
+            record.outcome, record.cause, record.error, record.end_ns = "failed", refused, REFUSALS[refused], now
+            return
+        live = _Live(record, job, self.clock.loop.create_future())
+        self._live[request.id] = live
+        self._arm()
+        try:
+            await live.over
+        except asyncio.CancelledError:
+            self._cancel(live)
+            raise
+
+    def _cancel(self, live: _Live) -> None:
+        now = self._pump()
+        if self._live.pop(live.job.id, None) is None:
+            return  # it had ended by now: the record says how
+        self._count(live.record, self.engine.progress(live.job.id))
+        live.record.outcome, live.record.end_ns = "cancelled", now
+        self.engine.cancel(live.job.id, now / 1e9)
+        self._arm()
+
+    def _pump(self) -> Nanos:
+        """Hand out what has happened by now, and set the timer for what happens next. Returns now."""
+        now = self.clock.ns()
+        for span in self.engine.advance(now / 1e9):
+            self._deliver(span)
+        self._arm()
+        return now
+
+    def _wake(self) -> None:
+        self._pump()
+
+    def _arm(self) -> None:
+        wake = self.engine.wake()
+        if wake == float("inf"):
+            self._timer.cancel()
+        else:
+            self._timer.at(wake)
+
+    def _deliver(self, span: Span) -> None:
+        times = span.times
+        choices: dict[int, list[int]] = {}  # of jobs with several answers
+        for job_id, choice in span.tokens:
+            live = self._live[job_id]
+            if live.job.n > 1:
+                choices.setdefault(job_id, []).append(choice)
+            else:
+                _stamp(live.record, times)
+        for job_id, got in choices.items():
+            record = self._live[job_id].record
+            _stamp(record, [time for time in times for _ in got])
+            record.token_choice = (record.token_choice or []) + got * len(times)
+        for done in span.done:
+            self._end(done, times[-1])
+
+    def _end(self, done: Done, at: Nanos) -> None:
+        live = self._live.pop(done.id)
+        record = live.record
+        self._count(record, done)
+        record.done_ns = record.end_ns = at
+        record.outcome, record.finish = "ok", "length"
+        if not live.over.done():
+            live.over.set_result(None)
+
+    def _count(self, record: Record, done: Done) -> None:
+        record.n_in, record.n_out, record.source = done.n_in, done.n_out, "engine"
+        record.cached, record.preempted = done.cached, done.preempted
+
+    def gauges(self, now: Seconds) -> dict[str, float]:
+        """The engine's gauges at the clock's time (`now` is at most that), counters with the suffix _total."""
+        self._pump()
+        return {name if name in LEVELS else f"{name}_total": value for name, value in self.engine.gauges().items()}
+
+    async def aclose(self) -> None:
+        self._timer.close()
+
+
+LEVELS = ("kv_usage", "cached_share", "running", "waiting")
+
+
+def _stamp(record: Record, times: list[Nanos]) -> None:
+    if record.first_ns is None:
+        record.first_ns = record.content_ns = times[0]
+    record.token_ns.extend(times)
+    record.reads += len(times)
+
+
+def _choices(sampling: dict[str, Any]) -> int:
+    """How many answers are generated: beam search keeps beam_width of them alive."""
+    return max(int(sampling.get("n", 1)), int(sampling.get("beam_width", 1)), 1)
+
+
+def _content(request: Request) -> tuple[Segment, ...]:
+    """The prompt as segments. A user's own text is one segment keyed by the text, as long as the request says."""
+    segments = tuple(request.segments())
+    return segments or ((_text_key(request.messages), request.tokens),)
+
+
+def _text_key(messages: tuple[Message, ...]) -> int:
+    digest = hashlib.blake2b(digest_size=7)  # below 2**60, as every workload key
+    for message in messages:
+        digest.update(repr((message.role, message.text, message.raw)).encode())
+    return int.from_bytes(digest.digest(), "big")

@@ -1,0 +1,106 @@
+"""The line between rooms: who may import whom (docs/architecture.md). A violation names the file and the line to look at."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "kvbench"
+CONTRACTS = {"core", "units", "clock"}  # the vocabulary; every room but core itself may use it
+DOORS = {"workload", "control", "target", "engine", "metrics", "sink", "report"}
+
+# room: what it may import besides itself. A dotted name is that module alone.
+ALLOWED: dict[str, set[str]] = {
+    "core": set(),
+    "units": set(),
+    "clock": {"core"},
+    "profile": {"core", "units"},
+    "workload": {"core", "units"},
+    "metrics": {"core", "units"},
+    "engine": {"core", "units", "profile"},
+    "control": {"core", "clock", "units"},
+    "target": {"core", "clock", "units"},
+    "target.sim": {"core", "clock", "units", "engine", "profile"},
+    "sink": {"core", "units"},
+    "journal": {"core"},
+    "stop": {"core", "units", "metrics"},
+    "verdict": {"core", "units", "metrics"},
+    "report": {"core", "units", "metrics", "verdict", "stop"},
+    "driver": {"core", "clock", "control.gate", "target"},
+    "phases": {"core", "clock", "driver"},
+    "run": {"core", "clock", "control", "driver", "journal", "metrics", "phases", "sink", "stop", "target"},
+}
+COMPOSERS = {"scenario", "cli", "__main__", "compose", "spec", "endpoint", "yaml_source"}  # may import every room but the command line
+
+
+def module_name(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> list[tuple[str, int]]:
+    """(imported module of ours without the `kvbench.` prefix, line)."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "kvbench":
+            base = node.module.partition(".")[2]
+            names = [f"{base}.{a.name}" if base else a.name for a in node.names]
+            for name in names:
+                inside = (ROOT / (name.replace(".", "/") + ".py")).exists() or (ROOT / name.replace(".", "/")).is_dir()
+                found.append((name if inside else base, node.lineno))
+        elif isinstance(node, ast.Import):
+            found += [(a.name.partition(".")[2], node.lineno) for a in node.names if a.name.split(".")[0] == "kvbench"]
+    return [(name, line) for name, line in found if name]
+
+
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=[module_name(p) or "kvbench" for p in MODULES])
+def test_imports_stay_in_their_room(path: Path) -> None:
+    module = module_name(path)
+    room = module.split(".")[0]
+    for name, line in imports(path):
+        other = name.split(".")[0]
+        if other == room:
+            continue
+        where = f"{path.relative_to(ROOT.parent)}:{line}: {module or 'kvbench'} imports {name}"
+        if room in COMPOSERS:
+            assert other != "cli", where
+            continue
+        allowed = ALLOWED.get(module, ALLOWED.get(room))
+        assert allowed is not None, f"{path}: a new room; say in ALLOWED what it may import"
+        assert name in allowed or other in allowed, f"{where}; it may import {sorted(allowed) or 'nothing of ours'}"
+
+
+@pytest.mark.parametrize("door", sorted(DOORS))
+def test_a_door_holds_contracts_only(door: str) -> None:
+    """A package's __init__ is its door: Protocols and the errors and data their signatures name, no functions."""
+    tree = ast.parse((ROOT / door / "__init__.py").read_text())
+    assert ast.get_docstring(tree), f"{door}: the door says what the room is for"
+    for node in tree.body:
+        assert not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.If)), f"{door}/__init__.py:{node.lineno}"
+
+
+def test_decisions_do_no_io() -> None:
+    """Laws, windows, stop rules and the engine are synchronous: no await, no clock."""
+    for path in MODULES:
+        module = module_name(path)
+        if module.split(".")[0] in {"metrics", "stop", "control", "engine", "workload"} and module != "engine.server":
+            for node in ast.walk(ast.parse(path.read_text())):
+                assert not isinstance(node, (ast.Await, ast.AsyncFunctionDef)), f"{path}:{getattr(node, 'lineno', 0)} awaits"
+
+
+def test_only_the_clock_reads_time() -> None:
+    for path in MODULES:
+        if module_name(path) in {"clock"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time":
+                assert module_name(path) == "cli.doctor" and node.attr == "get_clock_info", f"{path}:{node.lineno} reads time.{node.attr}"
+
+
+def test_modules_stay_small() -> None:
+    """About 300 lines: a file that needs more has two nouns in it."""
+    sizes = {str(p.relative_to(ROOT.parent)): len(p.read_text().splitlines()) for p in MODULES}
+    assert {name: lines for name, lines in sizes.items() if lines > 320} == {}
