@@ -28,7 +28,7 @@ from kvbench.workload.chaos import Chaos
 from kvbench.workload.mix import Mix, estimate
 from kvbench.workload.schedule import Closed, Schedule, TraceSchedule
 from kvbench.workload.tokenizers import File, Ids, Server, Words
-from kvbench.workload.traces import TraceFile
+from kvbench.workload.traces import Trace, TraceFile
 
 STREAMS = ("arrivals", "lengths", "prompts", "sampling", "routing", "chaos")
 """The run's streams of randomness. New ones go to the end: a stream's seed is its place here."""
@@ -72,20 +72,24 @@ class _Stream:
     regime: _Regime = field(default_factory=_Regime)
 
     def source(self, arrivals: Any, count: float) -> Callable[[Seconds], Source]:
+        """What builds the source as its phase starts. ValueError where a trace cannot be read or is shorter than `count`."""
+        trace = arrivals.read() if isinstance(arrivals, TraceFile) else None
+        if trace is not None:
+            _dues(trace, arrivals, count)
+
         def build(start: Seconds) -> Source:
             self.regime.shape, self.regime.start = arrivals, start
             if isinstance(arrivals, Closed):
                 return Source(self.mix, users=arrivals, rng=self.rng)
-            if isinstance(arrivals, TraceFile):
-                return Source(self.mix, TraceSchedule(_dues(arrivals, count), start=start))
+            if trace is not None:
+                return Source(self.mix, TraceSchedule(_dues(trace, arrivals, count), start=start))
             return Source(self.mix, Schedule(arrivals, self.rng, start=start))
 
         return build
 
 
-def _dues(file: TraceFile, count: float) -> Iterator[Seconds]:
+def _dues(trace: Trace, file: TraceFile, count: float) -> Iterator[Seconds]:
     """Due times of the rows that arrive by themselves; a shorter file than `count` starts over where the scenario says so."""
-    trace = file.read()
     rows = trace.replay(None if math.isinf(count) else int(count), file.wrap)
     return (due for due, _, _ in rows if due is not None)
 
@@ -93,8 +97,15 @@ def _dues(file: TraceFile, count: float) -> Iterator[Seconds]:
 def build_phases(scenario: Scenario, nonce: int | None, count: Callable[[str], int] = estimate) -> list[Phase]:
     """The run's phases in order, each with its source of arrivals and content. `count`: tokens in a real prompt's text.
 
-    Raises ValueError where a file cannot be read, or holds fewer requests than asked.
+    Raises ScenarioError where a file cannot be read, or holds fewer requests than asked.
     """
+    try:
+        return _phases(scenario, nonce, count)
+    except ValueError as error:
+        raise ScenarioError([Problem("", "workload", str(error))]) from None
+
+
+def _phases(scenario: Scenario, nonce: int | None, count: Callable[[str], int]) -> list[Phase]:
     streams, ids = seeds(scenario.seed), itertools.count()
     phases = scenario.phases
     found: list[Phase] = []
@@ -111,11 +122,9 @@ def build_phases(scenario: Scenario, nonce: int | None, count: Callable[[str], i
         found.append(Phase("warmup", "warmup", source, seconds=phases.warmup.for_ or math.inf, requests=bound))
     steady, measured = phases.steady, stream("steady")
     bounds = {"requests": steady.requests or math.inf, "tokens": steady.tokens or math.inf}
-    if steady.epochs:
-        for number, epoch in enumerate(steady.epochs, 1):
-            source = measured.source(epoch.arrivals, bounds["requests"])
-            found.append(Phase(f"steady-{number}", "steady", source, seconds=epoch.for_, **bounds))
-    else:
+    for number, epoch in enumerate(steady.epochs or (), 1):
+        found.append(Phase(f"steady-{number}", "steady", measured.source(epoch.arrivals, math.inf), seconds=epoch.for_))
+    if not steady.epochs:
         source = measured.source(scenario.workload.arrivals, bounds["requests"])
         found.append(Phase("steady", "steady", source, seconds=steady.for_ or math.inf, **bounds))
     if phases.drain:

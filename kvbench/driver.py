@@ -44,7 +44,7 @@ class Users(Protocol):
     """When it is asked, closed loop: so many users, each pausing between an answer and the next question."""
 
     @property
-    def users(self) -> int: ...
+    def concurrency(self) -> int: ...
     def pause(self, rng: Any) -> Seconds: ...
 
 
@@ -101,7 +101,7 @@ class Driver:
         self.through.clear()
         if source.users is not None:
             start = self.clock.now()
-            self._later = [(start, next(self._order), None) for _ in range(int(min(source.users.users, requests)))]
+            self._later = [(start, next(self._order), None) for _ in range(int(min(source.users.concurrency, requests)))]
         self._wake()
 
     def end(self) -> None:

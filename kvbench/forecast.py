@@ -13,8 +13,9 @@ from kvbench.endpoint import Http, Sim
 from kvbench.engine import Step
 from kvbench.engine.cost import COSTS
 from kvbench.profile import kv_blocks
-from kvbench.scenario import Bucket, Fixed, Scenario
+from kvbench.scenario import Bucket, Scenario
 from kvbench.spec import plain
+from kvbench.timetable import Fixed
 from kvbench.workload.arrivals import Burst
 from kvbench.workload.classes import shares
 from kvbench.workload.schedule import Closed, reach
@@ -26,7 +27,8 @@ GRID = 400  # quantiles that stand for a distribution
 
 @dataclass(frozen=True)
 class Expected:
-    """One phase. None: it depends on the server, and `why` says how."""
+    """One phase: how long it offers load (one that ends by a count then waits for the last answers). None: it depends on the
+    server, and `why` says how."""
 
     name: str
     requests: float | None
@@ -67,7 +69,7 @@ def forecast(scenario: Scenario) -> dict[str, Any]:
         "phases": [vars(phase) for phase in phases],
         "steady": {"requests": requests, "rate_peak": max(peaks, default=None)},
         "tokens": _token_facts(tokens, requests),
-        "seconds_at_most": total,
+        "seconds": total,
         "context": _context(scenario, tokens),
         "kv": kv,
         "control": scenario.resolved()["control"],
@@ -94,11 +96,8 @@ def _files(scenario: Scenario) -> list[str]:
 
 def _target(scenario: Scenario) -> dict[str, Any]:
     data = scenario.resolved()["target"]
-    return {
-        key: data[key]
-        for key in ("kind", "model", "hardware", "engine", "url", "urls", "api", "stream", "retries")
-        if data.get(key)
-    }
+    shown = ("kind", "model", "hardware", "engine", "url", "urls", "api", "stream", "retries")
+    return {key: data[key] for key in shown if data.get(key)}
 
 
 # ---- how many, when
@@ -123,7 +122,7 @@ def _phases(scenario: Scenario, traces: dict[TraceFile, Trace]) -> list[Expected
 
 def _expect(name: str, arrivals: Any, time: Seconds, bound: float, traces: dict[TraceFile, Trace]) -> Expected:
     if isinstance(arrivals, Closed):
-        why = f"{arrivals.users} users, each as fast as the server answers"
+        why = f"{arrivals.concurrency} users, each as fast as the server answers"
         return Expected(name, bound if math.isfinite(bound) else None, time if math.isfinite(time) else None, why=why)
     if isinstance(arrivals, TraceFile):
         return _replayed(name, arrivals, time, bound, traces[arrivals])
@@ -134,15 +133,14 @@ def _expect(name: str, arrivals: Any, time: Seconds, bound: float, traces: dict[
     if math.isinf(end):
         return Expected(name, arrivals.exposure(math.inf), None, why="the shape ends before its bound on requests")
     requests = bound if last <= time else arrivals.exposure(time)
-    return Expected(name, requests, end, requests / end if end else None, arrivals.peak(end))
+    why = f"{arrivals.requests} at once" if isinstance(arrivals, Burst) else ""
+    return Expected(name, requests, end, requests / end if end else None, arrivals.peak(end), why)
 
 
 def _replayed(name: str, file: TraceFile, time: Seconds, bound: float, trace: Trace) -> Expected:
     dues = [due for due in trace.dues if due < time]
     if not dues:
-        return Expected(
-            name, None, None, why="its rows have no due times: give `arrivals` another shape and the class this trace"
-        )
+        return Expected(name, None, None, why="no due times: give this trace to a class, and arrivals a shape")
     if file.wrap == "again" and (math.isfinite(bound) or math.isfinite(time)):
         rate = len(trace.dues) / max(trace.dues[-1], 1e-9)
         requests = min(bound, time * rate)
@@ -202,7 +200,7 @@ def _context(scenario: Scenario, tokens: Tokens | None) -> dict[str, Any]:
 
 
 def _kv(scenario: Scenario, target: Sim, steady: list[Expected], tokens: Tokens) -> dict[str, Any]:
-    """Tokens expected alive at once (Little's law, answers at the step time that this load makes) against the pool's. An estimate:
+    """Tokens expected alive at once (Little's law, answers at the step time this load makes) against the pool's. An estimate:
     nobody waits, no prefix is shared. None: at that rate prefill alone is more than the hardware does."""
     model, hardware, engine = target.load_model(), target.load_hardware(), target.load_engine()
     pool = (kv_blocks(model, hardware, engine) - 1) * engine.block
@@ -238,9 +236,7 @@ def _kv(scenario: Scenario, target: Sim, steady: list[Expected], tokens: Tokens)
 
 def _warnings(scenario: Scenario, plan: dict[str, Any], steady: list[Expected], requests: float | None) -> Iterator[str]:
     if requests is not None and requests < SUPPORT:
-        level = (
-            "the verdict will be INVALID below 30" if requests < LEAST else "p99 will carry a star, and the verdict is DEGRADED"
-        )
+        level = f"below {LEAST} the verdict is INVALID" if requests < LEAST else "its p99 is marked, the verdict DEGRADED"
         yield f"about {requests:,.0f} requests in steady: a p99 needs {SUPPORT:,}; {level}. Run longer or faster"
     context = plan["context"]
     if context["fits"] is False:
@@ -265,11 +261,11 @@ def _limits(scenario: Scenario, steady: list[Expected]) -> Iterator[str]:
     mean = max((phase.mean for phase in steady if phase.mean is not None), default=0.0)
     if isinstance(control, Bucket):
         if mean > control.rate:
-            yield f"{mean:.3g}/s arrive and the bucket lets {control.rate:.3g}/s in: about {1 - control.rate / mean:.0%} will be shed"
+            yield f"{mean:.3g}/s arrive, the bucket lets {control.rate:.3g}/s in: about {1 - control.rate / mean:.0%} is shed"
         if isinstance(arrivals, Burst) and (wait := (arrivals.requests - control.burst) / control.rate) > control.patience:
-            yield f"the last of a burst of {arrivals.requests} waits {units.duration(wait)} for the bucket and patience is {patience}"
-    if control.inflight and isinstance(arrivals, Closed) and arrivals.users > control.inflight:
-        yield f"{arrivals.users} users and a cap of {control.inflight} in flight: the others wait at the gate, up to {patience}"
+            yield f"the last of a burst of {arrivals.requests} waits {units.duration(wait)} for the bucket; patience: {patience}"
+    if control.inflight and isinstance(arrivals, Closed) and arrivals.concurrency > control.inflight:
+        yield f"{arrivals.concurrency} users, {control.inflight} of them in flight: the others wait at the gate, up to {patience}"
 
 
 def _rules(scenario: Scenario, steady: list[Expected]) -> Iterator[str]:

@@ -86,13 +86,14 @@ class Run:
         for phase in self.setup.phases:
             if self.interrupted or (self.reason and phase.kind != "drain"):
                 continue
-            source = first or (phase.source(self.clock.now()) if phase.source is not None else None)
+            start = 0.0 if first is not None else self.clock.now()
+            source = first or (phase.source(start) if phase.source is not None else None)
             first = None
-            await self._run_phase(phase, source)
+            await self._run_phase(phase, source, start)
         self.reason = self.reason or "completed"
 
-    async def _run_phase(self, phase: Phase, source: Any) -> None:
-        start = self.clock.now()
+    async def _run_phase(self, phase: Phase, source: Any, start: Seconds) -> None:
+        """`start` is the zero of the phase's shape: what is due in [start, start + seconds) is the phase's, to the nanosecond."""
         end = start + phase.seconds
         before = self.driver.offered
         self._phase, self._tokens = phase, 0

@@ -219,12 +219,14 @@ class Budget(BaseModel):
     def _judge(self, line: Condition, stat: Stat) -> Verdict:
         limit = f"{line.compare} {names.show(line.limit, line.metric)}"
         if stat.value is None:
-            why = stat.reason or "no samples"
-            return Verdict(name=line.name, limit=limit, value=None, n=stat.n, verdict="not evaluated", reason=why)
+            none = stat.reason or "no samples"
+            return Verdict(name=line.name, limit=limit, value=None, n=stat.n, verdict="not evaluated", reason=none)
         if stat.lower_bound and line.compare in ("<", "<=") and line.holds(stat.value):
-            why = "too much had not ended to say"
-            return Verdict(name=line.name, limit=limit, value=stat.value, n=stat.n, verdict="not evaluated", reason=why)
-        kept = line.holds(stat.value) and (stat.supported or not self.strict)
+            kept, why = False, "the quantile falls among requests that timed out"  # at least this long, so not within the limit
+        elif not stat.supported:
+            kept, why = line.holds(stat.value) and not self.strict, f"n={stat.n} is too few for {line.name}"
+        else:
+            kept, why = line.holds(stat.value), ""
         return Verdict(
             name=line.name,
             limit=limit,
@@ -232,7 +234,7 @@ class Budget(BaseModel):
             n=stat.n,
             verdict="pass" if kept else "fail",
             low_confidence=not stat.supported,
-            reason="" if stat.supported else f"n={stat.n} is too few for {line.name}",
+            reason=why,
         )
 
 

@@ -54,8 +54,11 @@ class Steady(Spec):
 
     @model_validator(mode="after")
     def _epochs_bound(self) -> "Steady":
-        if self.epochs and self.for_:
-            fault(("for",), "steady lasts as long as its epochs: leave out `for` or `epochs`")
+        given = [
+            key for key, value in (("for", self.for_), ("requests", self.requests), ("tokens", self.tokens)) if value is not None
+        ]
+        if self.epochs and given:
+            fault((given[0],), "steady lasts as long as its epochs: leave out its own bounds, or `epochs`")
         return self
 
     def seconds(self) -> float | None:

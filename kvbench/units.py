@@ -68,6 +68,8 @@ def duration(seconds: float | None) -> str:
     """Seconds for people: 0.00123 -> "1.23 ms", 3725 -> "1h02m05s". None -> "-"."""
     if seconds is None:
         return "-"
+    if math.isinf(seconds):
+        return "unlimited"
     sign, value = ("-", -seconds) if seconds < 0 else ("", seconds)
     if value == 0:
         return "0 s"

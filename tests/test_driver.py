@@ -90,7 +90,7 @@ class Every:
 
 class Crowd:
     def __init__(self, users: int, think: float = 0.0) -> None:
-        self.users, self.think = users, think
+        self.concurrency, self.think = users, think
 
     def pause(self, rng: Any) -> Seconds:
         return self.think

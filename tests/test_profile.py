@@ -111,8 +111,9 @@ def test_room_against_measured_a100() -> None:
 
 
 def test_block_count_by_hand() -> None:
-    # Llama-3.1-70B on 8 x H100, 16-token blocks. Weights 80 x (8192 x 128 x (2 x 64 + 2 x 8) + 3 x 8192 x 28672) + 2 x 8192 x 128256
-    # = 70,552,387,584 parameters (norms left out) = 141,104,775,168 B, an eighth of it 17,638,096,896.
+    # Llama-3.1-70B on 8 x H100, 16-token blocks.
+    # Weights 80 x (8192 x 128 x (2 x 64 + 2 x 8) + 3 x 8192 x 28672) + 2 x 8192 x 128256 = 70,552,387,584 parameters
+    # (norms left out) = 141,104,775,168 B, an eighth of it 17,638,096,896.
     model, hardware, engine = load_model("llama-3.1-70b"), load_hardware("h100 x8"), load_engine("vllm")
     assert model.parameters == 70_552_387_584
     # Activations: 2048 x 2 x (4 x 8192 + 2 x 28672 / 8) = 163,577,856; logits 256 x 128256 x 8 = 262,668,288.

@@ -42,7 +42,7 @@ def lines(plan: dict[str, Any]) -> list[str]:
         f"  target    {plan['target']['kind']}  {target}",
         f"  arrivals  {plan['arrivals']['shape']}  {shape}",
         "",
-        f"  {'phase':<10}{'at most':>10}{'requests':>12}{'mean':>10}{'peak':>10}",
+        f"  {'phase':<10}{'load for':>10}{'requests':>12}{'mean':>10}{'peak':>10}",
         *(_phase(phase) for phase in plan["phases"]),
         "",
         f"  tokens    {_tokens(plan['tokens'])}",
@@ -56,8 +56,8 @@ def lines(plan: dict[str, Any]) -> list[str]:
     rows += [f"  stop      {rule}" for rule in plan["stop"]]
     rows += [f"  budget    {line}" for line in plan["budget"]]
     rows += [f"  file      {file['file']} ({units.size(file['bytes'])})" for file in plan["files"]]
-    total = units.duration(plan["seconds_at_most"]) if plan["seconds_at_most"] is not None else "depends on the server"
-    rows += [f"  time      at most {total}; results go under {plan['out']}/"]
+    total = units.duration(plan["seconds"]) if plan["seconds"] is not None else "depends on the server"
+    rows += [f"  time      {total}; results go under {plan['out']}/"]
     return rows + [f"warning: {text}" for text in plan["warnings"]]
 
 

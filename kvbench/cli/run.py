@@ -53,7 +53,7 @@ def _drive(scenario: "Scenario", console: "Console", real_time: bool, quiet: boo
     virtual = isinstance(scenario.target, Sim) and not real_time
     with asyncio.Runner(loop_factory=VirtualLoop if virtual else uvloop.new_event_loop) as runner:
         try:
-            directory = runner.run(_run(scenario, console, quiet))
+            directory = runner.run(record(scenario, console, quiet))
         except TargetUnreachable as error:
             typer.echo(f"target unreachable: {error}", err=True)
             return 6
@@ -66,21 +66,26 @@ def _drive(scenario: "Scenario", console: "Console", real_time: bool, quiet: boo
     return _report(directory, console)
 
 
-async def _run(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
-    """The run itself; returns its directory."""
+async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
+    """Open the target and run the scenario on this loop; returns the run directory. The report is another step."""
     import asyncio
     import sys
 
     from kvbench import compose, journal
     from kvbench.clock import Clock, wall_time
+    from kvbench.problem import Problem
     from kvbench.run import Run, Setup
+    from kvbench.scenario import ScenarioError
     from kvbench.sink.console import VIEWS
 
     clock = Clock(asyncio.get_running_loop())
     opened = await compose.open_target(scenario, clock)
     try:
         nonce = compose.build_nonce(scenario)
-        phases = compose.build_phases(scenario, nonce, opened.count)
+        try:
+            phases = compose.build_phases(scenario, nonce, opened.count)
+        except ValueError as error:  # a trace or a file of prompts; its message names file and line
+            raise ScenarioError([Problem("", "", str(error))]) from error
         path = journal.create(Path(scenario.out), scenario.name, wall_time())
     except BaseException:
         await opened.target.aclose()

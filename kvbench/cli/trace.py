@@ -170,7 +170,7 @@ def fit(
     typer.echo(f"{column.value} of {file}: {found.n:,} values, {min(lengths):,} to {found.largest:,} tokens")
     typer.echo(f"power law   alpha {found.alpha:.3f} +- {found.se:.3f} from {found.xmin:,} tokens on: {found.tail:,} values,")
     part = share(found.tail / found.n)
-    typer.echo(f"            {part} of all; KS distance {found.ks:.4f}; p {found.p:.2f} ({bootstraps} refits, seed {seed})")
+    typer.echo(f"            {part} of all; KS distance {found.ks:.4f}; p {_p(found)} ({bootstraps} refits, seed {seed})")
     for rival in found.rivals:
         ahead = "power law" if rival.ratio > 0 else rival.name
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in rival.parameters.items())
@@ -179,18 +179,22 @@ def fit(
     typer.echo("\n".join(["", *lines]))
 
 
+def _p(found: "Fit") -> str:
+    return f"{found.p:.2f}" if found.p else f"< {1 / found.bootstraps:g}"  # none of the refits was as far off
+
+
 def _verdict(found: "Fit") -> str:
     """One sentence, honest about what the numbers do not say."""
     if found.at_bound:
         return "Power law rejected: the exponent ran to the edge of the range searched; the tail is a cut-off."
     if found.rejected:
         named = f"; the {found.better.name} is the better of those tried" if found.better else ""
-        return f"Power law rejected: p {found.p:.2f} is below 0.1{named}."
+        return f"Power law rejected: p {_p(found)}, and below 0.1 is ruled out{named}."
     if found.better:
         return f"Power law not ruled out, but the {found.better.name} fits the same tail better (p {found.better.p:.2g})."
     close = [rival.name for rival in found.rivals if rival.p >= 0.1]
     doubt = f"; nor is it told apart from: {', '.join(close)}" if close else " and beats the rivals tried"
-    return f"Power law not rejected (p {found.p:.2f}){doubt}."
+    return f"Power law not rejected (p {_p(found)}){doubt}."
 
 
 def _snippet(found: "Fit", whole: "Whole", lengths: Sequence[int], column: Column) -> list[str]:

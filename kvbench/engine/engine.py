@@ -49,15 +49,15 @@ class Engine:
         self._clock: Nanos = 0  # end of the last step, or the arrival that ended an idle time
 
     def submit(self, job: Job, now: Seconds) -> str | None:
-        """Queue a job. Returns None, or why it can never be served: "context_too_long" or "kv_too_small".
+        """Queue a job. Returns None, or why it can never be served: "empty", "context_too_long" or "kv_too_small".
 
-        ValueError for an id that is live, an empty prompt, or a job that asks for nothing.
+        ValueError for an id that is live.
         """
         if job.id in self._jobs:
             raise ValueError(f"job {job.id} is already here")
         total = job.tokens + job.max_tokens
         if job.tokens < 1 or job.max_tokens < 1 or job.n < 1:
-            raise ValueError(f"job {job.id} needs at least one prompt token, one answer token and one answer: {job}")
+            return "empty"
         if total > self.profile.limit(self.model):
             return "context_too_long"
         if -(-(total - 1) // self.profile.block) > self.pool.usable:  # the last token is sampled and never cached

@@ -39,22 +39,17 @@ class Quantile(NamedTuple):
     lower_bound: bool = False
 
 
-def quantile(counts: Counts, low: float, high: float, q: float) -> float:
-    """The quantile of `counts` [BUCKETS], clamped to the exact extremes [low, high] (all ns). At least one value is required."""
-    upto = np.cumsum(counts)
-    rank = max(1, math.ceil(q * int(upto[-1]) - 1e-9))
-    return float(min(max(MIDDLES[int(np.searchsorted(upto, rank))], low), high))
-
-
 class Curve:
-    """Kaplan-Meier over `observed` and `censored`, counts [BUCKETS] of values and of ages (lower bounds), at least one in all.
+    """Quantiles of `observed` and, where there are any, of `censored` (Kaplan-Meier): counts [BUCKETS] of values and
+    of ages (lower bounds), at least one in all.
 
     low, high: extremes of the observed; oldest: the largest age (ns; -inf with none). Of a value and an age in one bucket the
     value is taken first, so that the age is still at risk, as is usual.
     """
 
     def __init__(self, observed: Counts, censored: Counts, low: float, high: float, oldest: float) -> None:
-        self.observed, self.low, self.high, self.oldest = observed, low, high, oldest
+        self.low, self.high, self.oldest = low, high, oldest
+        self._upto = np.cumsum(observed)
         self._survival: NDArray[np.float64] | None = None
         if censored.any():
             at_risk = np.cumsum((observed + censored)[::-1])[::-1]
@@ -62,11 +57,15 @@ class Curve:
 
     def quantile(self, q: float) -> Quantile:
         if self._survival is None:
-            return Quantile(quantile(self.observed, self.low, self.high, q))
+            rank = max(1, math.ceil(q * int(self._upto[-1]) - 1e-9))
+            return self._middle(int(np.searchsorted(self._upto, rank)))
         reached = self._survival <= 1 - q + 1e-12
         if reached.any():
-            return Quantile(float(min(max(MIDDLES[int(np.argmax(reached))], self.low), self.high)))
+            return self._middle(int(np.argmax(reached)))
         return Quantile(max(self.oldest, self.high), lower_bound=True)
+
+    def _middle(self, bucket: int) -> Quantile:
+        return Quantile(float(min(max(MIDDLES[bucket], self.low), self.high)))
 
 
 def order_statistic(ordered: NDArray[np.float64], q: float) -> float:

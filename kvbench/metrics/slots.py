@@ -78,8 +78,9 @@ class Slots(Ring):
             self._fold_ages(records, at)
         events = np.array([len(record.token_ns) for record in records])
         times = np.fromiter(chain.from_iterable([record.token_ns for record in records]), np.int64, int(events.sum()))
-        self._fold_tokens(records, at, events, times, seen[:, 3])
-        self._fold_gaps(records, events, times)
+        tokens = self._tokens(records, events)
+        self._fold_tokens(records, events, times, tokens, seen[:, 3])
+        self._fold_gaps(records, events, times, tokens)
 
     def _fold_counts(self, records: Sequence[Record], at: Stamps, outcomes: Sequence[str], seen: Ints) -> None:
         row = np.array([ROW.get(outcome, -1) for outcome in outcomes])
@@ -138,45 +139,47 @@ class Slots(Ring):
             mask = unknown & (age >= 0)
             self.add_ages(row, at.end[mask].astype(np.int64), age[mask])
 
-    def _fold_tokens(self, records: Sequence[Record], at: Stamps, events: Ints, times: Ints, seen: Ints) -> None:
-        """Tokens at their times. Where events and tokens differ each event carries its share, so that totals are exact."""
-        amount = np.ones(len(times), np.int64)
-        starts = np.cumsum(events) - events
-        silent: list[int] = []  # tokens told of, none seen: they arrive at the end
-        for i, record in enumerate(records):
-            n = len(record.token_ns)
+    def _tokens(self, records: Sequence[Record], events: Ints) -> Ints:
+        """Tokens of each event [events]. Where not known one by one each event has its share, so that totals are exact."""
+        tokens = np.ones(int(events.sum()), np.int64)
+        start = 0
+        for record, n in zip(records, events.tolist(), strict=True):
             if record.token_n:
-                amount[starts[i] : starts[i] + n] = np.diff(record.token_n, prepend=0)
-            elif record.n_out is None or record.n_out == n:
-                continue
-            elif n == 0:
-                silent.append(i)
-            else:
-                amount[starts[i] : starts[i] + n] = np.diff(np.arange(n + 1) * record.n_out // n)
-        for i in np.nonzero(seen)[0].tolist():
-            amount[starts[i] : starts[i] + seen[i]] -= 1  # `peek` took each event for one token
-        self.add_counts(ROW["tokens_out"], times, amount)
-        for i in silent:
+                tokens[start : start + n] = np.diff(record.token_n, prepend=0)
+            elif n and record.n_out is not None and record.n_out != n:
+                tokens[start : start + n] = np.diff(np.arange(n + 1) * record.n_out // n)
+            start += n
+        return tokens
+
+    def _fold_tokens(self, records: Sequence[Record], events: Ints, times: Ints, tokens: Ints, seen: Ints) -> None:
+        """Tokens at their times, less those that `peek` has counted; what was told of and never seen arrives at the end."""
+        if seen.any():
+            place = np.arange(len(times)) - np.repeat(np.cumsum(events) - events, events)
+            tokens = tokens - (place < np.repeat(seen, events))  # it took each event for one token
+        self.add_counts(ROW["tokens_out"], times, tokens)
+        for i in np.nonzero(events == 0)[0].tolist():
             when = records[i].done_ns or records[i].end_ns
-            if when is not None:
+            if records[i].n_out and when is not None:
                 self.count("tokens_out", when, records[i].n_out or 0)
 
-    def _fold_gaps(self, records: Sequence[Record], events: Ints, times: Ints) -> None:
-        """icl and itl: at once for plain streams, record by record where choices or per-chunk usage have to be taken apart."""
-        plain = np.array([r.outcome == "ok" and r.streamed and r.token_choice is None and r.token_n is None for r in records])
-        exact = np.array([bool(own) and not request.approximate(r) for own, r in zip(plain.tolist(), records, strict=True)])
+    def _fold_gaps(self, records: Sequence[Record], events: Ints, times: Ints, tokens: Ints) -> None:
+        """icl and itl: at once for a batch; record by record for choices, and for events without a new token."""
+        ok = np.array([record.outcome == "ok" and record.streamed for record in records])
+        exact = ok & np.array([record.token_n is not None or not request.approximate(record) for record in records])
+        apart = np.array([record.token_choice is not None for record in records])
         owner = np.repeat(np.arange(len(records)), events)
-        within = plain[owner[1:]] & (owner[1:] == owner[:-1])
+        apart[owner[tokens < 1]] = True
+        within = (ok & ~apart)[owner[1:]] & (owner[1:] == owner[:-1])
         gaps, when = np.diff(times)[within].astype(np.float64), times[1:][within]
-        if exact[plain].all():
+        one_by_one = (exact & ~apart)[owner[1:]][within]
+        if one_by_one.all() and (tokens == 1).all():
             self._add_gaps((_ICL, _ITL), when, gaps, 1)
         else:
-            one_each = exact[owner[1:]][within]
             self._add_gaps((_ICL,), when, gaps, 1)
-            self._add_gaps((_ITL,), when[one_each], gaps[one_each], 1)
-        for i in np.nonzero(~plain)[0].tolist():
-            if records[i].outcome == "ok" and records[i].streamed:
-                self._fold_gaps_of(records[i])
+            many = tokens[1:][within][one_by_one]
+            self._add_gaps((_ITL,), when[one_by_one], gaps[one_by_one] / many, many)
+        for i in np.nonzero(ok & apart)[0].tolist():
+            self._fold_gaps_of(records[i])
 
     def _fold_gaps_of(self, record: Record) -> None:
         found = np.array(request.gaps(record), np.int64).reshape(-1, 2)

@@ -90,7 +90,7 @@ class Interval:
         return Stat(self.inflight, 1) if name.metric == "inflight" else self._ratio(name.metric)
 
     def gauge(self, name: str, statistic: str) -> Stat:
-        """A gauge's mean ("" too; each second with readings weighs alike), min, max, last; a counter's increase (""), rate, last."""
+        """A gauge's mean ("" too; each second with readings weighs alike), min, max, last; a counter's increase, rate, last."""
         gauge = self.slots.gauges.get(name)
         if gauge is None:
             return Stat(None, reason="not exposed")
@@ -160,7 +160,7 @@ class Interval:
                 if (eldest := slots.oldest[row, part].max()) >= 0:
                     censored += slots.ages[row, part].sum(axis=0)
                     oldest = max(oldest, eldest)
-            seen, ages = self._in_flight(metric)
+            seen, ages = self._in_flight(metric) if len(self.live) else (np.zeros(0), np.zeros(0))
             if len(seen):
                 observed += np.bincount(histogram.buckets(seen), minlength=histogram.BUCKETS)
                 low, high, total = min(low, seen.min()), max(high, seen.max()), total + seen.sum()

@@ -60,9 +60,13 @@ def _list(lines: Any) -> str:
 
 
 def _table(head: Sequence[str], rows: Any, style: str = "") -> str:
-    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     return f'<div class="wide {style}"><table><tr>{top}</tr>{body}</table></div>' if body else ""
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else escape(str(value))
 
 
 def _facts(summary: Mapping[str, Any]) -> str:
@@ -70,10 +74,8 @@ def _facts(summary: Mapping[str, Any]) -> str:
     rows = [
         ("headline", f"{head['n']} {head['cohort']}; rates over {units.duration(head['seconds'])}"),
         ("ended", f"{stop['kind']}: {stop['reason']}, after {units.duration(stop['seconds'])}"),
-        ("clock, seed, nonce", f"{run['clock']}, {run['seed']}, {run['nonce']}"),
-        ("started", run["started"]),
-        ("target", ", ".join(f"{key} {value}" for key, value in summary["target"].items())),
-        ("tokenizer", ", ".join(f"{key} {value}" for key, value in summary["tokenizer"].items())),
+        *((name, run[name]) for name in ("clock", "seed", "nonce", "started")),
+        *((name, ", ".join(f"{key} {value}" for key, value in summary[name].items())) for name in ("target", "tokenizer")),
         ("directory", run["directory"]),
     ]
     return _table((), rows, "text")

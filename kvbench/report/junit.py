@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
+from kvbench.metrics import names
 from kvbench.report.files import RunFiles
 
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML 1.0 cannot hold, escaped or not
@@ -19,14 +20,18 @@ def page(summary: Mapping[str, Any], files: RunFiles) -> str:
     failed = sum(failure is not None for _, _, failure in rows)
     name = _text(f"kvbench {summary['run']['name'] or ''}".strip())
     seconds = summary["stop"]["seconds"]
-    head = f"<testsuite name={quoteattr(name)} tests=\"{len(rows)}\" failures=\"{failed}\" errors=\"0\" time=\"{seconds:.3f}\">"
+    head = f'<testsuite name={quoteattr(name)} tests="{len(rows)}" failures="{failed}" errors="0" time="{seconds:.3f}">'
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n{head}\n{body}</testsuite>\n</testsuites>\n'
 
 
 def cases(summary: Mapping[str, Any]) -> list[Case]:
     stop, verdict = summary["stop"], summary["verdict"]
     found: list[Case] = [
-        ("budget", f"{row['name']} {row['compare']} {row['limit']:g}", None if row["status"] == "pass" else row["text"])
+        (
+            "budget",
+            f"{row['name']} {row['compare']} {names.show(row['limit'], names.parse(row['name']))}",
+            None if row["status"] == "pass" else row["text"],
+        )
         for row in summary["budgets"]
     ]
     fired = stop["rule"] if stop["kind"] == "rule" else None

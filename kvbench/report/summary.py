@@ -175,11 +175,12 @@ def _tokenizer(files: RunFiles) -> dict[str, Any]:
 
 
 def _rules(files: RunFiles) -> list[dict[str, Any]]:
-    """Every stop rule, and how often it was read: the run's end says of each how many checks found no value, and why."""
+    """Every stop rule; of one that found no value at some checks the run's end says at how many, of how many, and why."""
     end = files.last("run_end")
-    told = {row["rule"]: row for row in (end.data.get("rules") or [] if end is not None else [])}
+    told = (end.data.get("unread") or {}) if end is not None else {}
     rules = [str(Rule.model_validate(rule)) for rule in files.scenario.get("stop") or []]
-    return [{"rule": rule, **{key: told.get(rule, {}).get(key) for key in ("checks", "unread", "why")}} for rule in rules]
+    rows = [(rule, *told.get(rule, (0, None, None))) for rule in rules]
+    return [{"rule": rule, "unread": unread, "checks": checks, "why": why} for rule, unread, checks, why in rows]
 
 
 def _evidence(files: RunFiles, every: Cohort, cohort: Cohort, head: Headline) -> Evidence:

@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: a live view on a terminal, plain lines anywhere else, nothing with --quiet."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TextIO
@@ -14,11 +15,12 @@ from kvbench.core import Event, Record, Sample, Seconds, Window
 Wall = Callable[[], Seconds]
 FRAME: Seconds = 1 / 8  # of wall time between two drawings of the live view
 LINE: Seconds = 10.0  # of wall time between two plain lines
-HISTORY = 24  # windows in a sparkline
+HISTORY = 16  # windows in a sparkline
 BLOCKS = {True: " ▁▂▃▄▅▆▇█", False: " .:-=+*%#"}  # by whether the terminal takes UTF-8
 BAR = {True: "█░", False: "#-"}
 RATES = ("offered", "ok", "tokens_out", "failed", "timeout")
 QUEUE = ("running", "waiting", "preemptions")
+GONE = (OSError, SystemExit)  # rich turns a broken pipe into SystemExit, which would end the run
 NEWS = ("stop", "anomaly", "law", "signal", "warning")  # event kinds worth a line
 
 
@@ -31,7 +33,7 @@ class Latest:
         self.began: Seconds = 0.0
         self.now: Seconds = 0.0
         self.seconds: Seconds | None = None  # the phase's length where its bounds say it
-        self.requests: int | None = None
+        self.requests: float | None = None
         self.values: dict[str, float | None] = {}
         self.rates: dict[str, float] = {}
         self.gauges: dict[str, float] = {}
@@ -55,15 +57,15 @@ class Latest:
             self.rates = {name: window.counts.get(name, 0) / length for name in RATES}
         for name, past in self.past.items():
             value = self.rates.get(name) if name in self.rates else self.kv if name == "kv_usage" else self.values.get(name)
-            if value is not None:
+            if value is not None and math.isfinite(value):
                 past.append(value)
 
     def _event(self, event: Event) -> None:
         self.now = max(self.now, event.t)
         if event.kind == "phase_start":
             bounds = event.data.get("bounds") or {}
-            self.phase, self.number, self.began = str(event.data.get("phase", "")), self.number + 1, event.t
-            self.seconds, self.requests = bounds.get("seconds"), bounds.get("requests")
+            self.phase, self.number, self.began = str(event.data.get("phase") or ""), self.number + 1, event.t
+            self.seconds, self.requests = (float(bounds[key]) if key in bounds else None for key in ("seconds", "requests"))
         elif event.kind in NEWS:
             told = event.data.get("reason") or event.data.get("text") or event.data.get("signal") or ""
             self.news = f"{event.kind}: {told}" if told else event.kind
@@ -105,14 +107,14 @@ class Live:
                 self.screen = Screen(console=self.console, auto_refresh=False, transient=True)
                 self.screen.start()
             self.screen.update(self.picture(totals), refresh=True)
-        except OSError:
-            pass  # the terminal went away; the run and its files go on
+        except GONE:  # the terminal went away; the run and its files go on, and nothing is drawn again
+            self.drawn, self.screen = math.inf, None
 
     async def aclose(self) -> None:
         if self.screen is not None:
             try:
                 self.screen.stop()
-            except OSError:
+            except GONE:
                 pass  # the terminal went away
 
     def picture(self, totals: Mapping[str, int]) -> Group:
@@ -224,7 +226,7 @@ def _done(latest: Latest) -> float:
 def _progress(latest: Latest) -> str:
     if latest.seconds:
         return f"{units.duration(latest.elapsed)} of {units.duration(latest.seconds)}"
-    bound = f" of {latest.requests:,} requests" if latest.requests else ""
+    bound = f" of {latest.requests:,.0f} requests" if latest.requests else ""
     return f"{units.duration(latest.elapsed)}{bound}"
 
 

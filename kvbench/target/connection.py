@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         body = self._body
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._keep = False
             if not self._complete:
                 answer.stop(now, "failed", "protocol", f"not HTTP/1.1: {error}")
@@ -164,7 +164,8 @@ class Connection(asyncio.Protocol):
         if exc is None and answer.status and not delimited:
             answer.end(self.clock.ns())
         else:
-            answer.cut(self.clock.ns(), f"connection lost: {exc or 'closed by the server'}")
+            cause = "truncated" if self.heard else "disconnected"
+            answer.stop(self.clock.ns(), "failed", cause, f"connection lost: {exc or 'closed by the server'}")
         self._finish()
 
     def abandon(self, outcome: OutcomeName, cause: str, why: str) -> None:

@@ -18,6 +18,7 @@ from kvbench.target.openai import PATHS, Answer, body
 from kvbench.target.origin import ConnectError, Origin
 
 STALE_WITHIN: Nanos = 1_000_000_000  # a kept-alive connection that closes later than this after a send was in use, not stale
+SECRET = 8  # a header value at least this long may be one, and is blotted out where a server repeats it
 HEADERS = {"User-Agent": "kvbench", "Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
@@ -63,7 +64,8 @@ class HttpTarget:
         self.retries, self.backoff, self.keep_text = retries, backoff, keep_text
         self.counts = {"connections": 0, "reconnects": 0, "unterminated": 0}
         self._headers = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._tls = ssl.create_default_context(cafile=ca_file) if any(url.startswith("https:") for url in urls) else None
+        self._secrets = ([key] if key else []) + [value for value in (headers or {}).values() if len(value) >= SECRET]
+        self._tls = _tls(ca_file) if any(url.startswith("https:") for url in urls) else None
         self._origins = [Origin(url, PATHS[api], HEADERS | self._headers, self._tls) for url in urls]
         self._turn = itertools.cycle(self._origins)
         self._options: dict[str, Any] = {"stream": stream}
@@ -102,7 +104,7 @@ class HttpTarget:
         record.url = origin.base
         content = request.body or self.encode(request)
         payload = b"%b%d\r\n\r\n%b" % (origin.head, len(content), content)
-        answer = Answer(record, self.keep_text or request.session is not None)
+        answer = Answer(record, self.keep_text or request.session is not None, self._secrets)
         try:
             await self._attempt(origin, payload, answer, entered, until)
             while record.outcome != "ok" and record.attempts <= self.retries and _may_retry(record):
@@ -115,7 +117,7 @@ class HttpTarget:
                 record.throttled += record.outcome == "rejected"
                 record.attempts += 1
                 _forget(record)
-                answer = Answer(record, answer.keeps_text)
+                answer = Answer(record, answer.keeps_text, self._secrets)
                 await self.clock.sleep_until(again / 1e9)
                 await self._attempt(origin, payload, answer, entered, until)
         except asyncio.CancelledError:
@@ -141,7 +143,8 @@ class HttpTarget:
         try:
             connection = await origin.connect(self.clock, self._limits, patience)
         except ConnectError as failure:
-            answer.stop(self.clock.ns(), failure.outcome, failure.cause, failure.text)
+            now = self.clock.ns()
+            answer.stop(now, failure.outcome, "total" if now >= until else failure.cause, failure.text)
             return
         if record.sent_ns is None:
             record.connect_ns = self.clock.ns() - entered
@@ -154,6 +157,13 @@ class HttpTarget:
             connection.abandon("cancelled", "", "")
             raise
         self.counts["unterminated"] += answer.unterminated
+
+
+def _tls(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError, for a file that holds no certificates, is one
+        raise ValueError(f"ca_file: {ca_file!r} cannot be used: {error}") from None
 
 
 def _may_retry(record: Record) -> bool:

@@ -1,6 +1,6 @@
 """The OpenAI-compatible dialect: a request's body, and what the bytes of an answer mean for its Record. No sockets, no clock."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -81,14 +81,15 @@ _DECODE = msgspec.json.Decoder(_Chunk).decode
 
 
 class Answer:
-    """One response being read into `record`: `start` at its headers, `feed` per read, then exactly one of `end`, `cut`, `stop`.
+    """One response being read into `record`: `start` at its headers, `feed` per read, then exactly one of `end` and `stop`.
 
     Token-bearing is an event with answer text, reasoning, a refusal, a tool call or a function call in any choice; role-only,
     empty and usage-only events, comments and unknown fields (encrypted reasoning) are not. `finished` is set by [DONE].
     """
 
-    def __init__(self, record: Record, keep_text: bool) -> None:
+    def __init__(self, record: Record, keep_text: bool, secrets: Sequence[str] = ()) -> None:
         self.record = record
+        self._secrets = secrets  # never to appear in what is kept of a complaint
         self.status = 0
         self.retry_after = b""
         self.finished = False
@@ -118,8 +119,10 @@ class Answer:
             if self._sse is None:
                 return
         events = self._sse.feed(data)
+        if self._sse.names:
+            events = self._sift(events, self._sse.names)
         if events:
-            self._read(self._sift(events, self._sse.names) if self._sse.names else events, now)
+            self._read(events, now)
 
     def _read(self, events: list[bytes], now: Nanos) -> None:
         """The hot loop: one typed decode per event, everything unusual in a call of its own."""
@@ -127,6 +130,9 @@ class Answer:
         token_ns = record.token_ns
         before = len(token_ns)
         self._events += len(events)
+        if events[-1] == DONE:  # cheaper here than as an event that does not decode
+            self.finished, self._closed_ns = True, now
+            del events[-1]
         for payload in events:
             try:
                 chunk = _DECODE(payload)
@@ -217,7 +223,7 @@ class Answer:
         return self._repair(payload, _Chunk)
 
     def _repair(self, payload: bytes, shape: type[_Shape]) -> _Shape | None:
-        """Invalid UTF-8 is replaced and counted. What is no JSON of that shape even so is malformed, and the request has failed."""
+        """Invalid UTF-8 is replaced and counted. What is no JSON of that shape even so is malformed: the request has failed."""
         text = payload.decode("utf-8", "replace")
         replaced = text.count("\ufffd") - payload.count(b"\xef\xbf\xbd")
         if replaced:
@@ -244,6 +250,8 @@ class Answer:
             self._keep_error(_complaint_text(said))
 
     def _keep_error(self, text: str) -> None:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
         self.record.error = self.record.error or text[:SHORT]
 
     def end(self, now: Nanos) -> None:
@@ -252,17 +260,15 @@ class Answer:
             last = self._sse.end()
             if last is not None:
                 self.unterminated = True
-                self._read(self._sift([last], self._sse.names), now)
+                events = self._sift([last], self._sse.names)
+                if events:
+                    self._read(events, now)
         elif 200 <= self.status < 300:
             self._read_whole(now)
         self._settle("failed", "truncated" if self._events else "empty", now)
 
-    def cut(self, now: Nanos, why: str) -> None:
-        """The connection was lost before the body's end, or before any of it."""
-        self._settle("failed", "truncated" if self.status else "disconnected", now, why)
-
     def stop(self, now: Nanos, outcome: OutcomeName, cause: str, why: str = "") -> None:
-        """We ended it: a timeout, a cancellation, a connection that could not be made, bytes that are not HTTP."""
+        """It ended otherwise: the connection was lost or never made, a timeout, a cancellation, bytes that are not HTTP."""
         self._settle(outcome, cause, now, why)
 
     def _read_whole(self, now: Nanos) -> None:

@@ -15,6 +15,7 @@ from kvbench.engine import Done, Job, Span
 from kvbench.engine.engine import Engine
 
 REFUSALS = {
+    "empty": "prompt and answer have at least one token each",
     "context_too_long": "prompt and answer are longer than the model's context",
     "kv_too_small": "prompt and answer need more KV blocks than the pool has",
 }

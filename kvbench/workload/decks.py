@@ -53,7 +53,8 @@ class Streams:
 
     def __init__(self, seeds: Seeds, nonce: int | None, stream: str, shared: str, cls: str) -> None:
         self.seeds, self.nonce, self.stream, self.shared, self.cls = seeds, nonce, stream, shared, cls
-        self.base = key(*seeds["prompts"].generate_state(4).tolist())
+        seed = key(*seeds["prompts"].generate_state(4).tolist())
+        self._own, self._common = key(seed, stream, cls), key(seed, shared, cls)
 
     def rng(self, purpose: str, detail: str = "", index: int = 0) -> np.random.Generator:
         root = self.seeds[purpose]
@@ -62,11 +63,11 @@ class Streams:
 
     def own(self, *parts: int | str) -> int:
         """A key nobody else has: of this phase stream and class."""
-        return key(self.base, self.stream, self.cls, *parts)
+        return key(self._own, *parts)
 
     def common(self, *parts: int | str) -> int:
         """A key that the phase streams with the same `shared` have in common."""
-        return key(self.base, self.shared, self.cls, *parts)
+        return key(self._common, *parts)
 
     def nonce_key(self, stream: str, lap: int = 0) -> int | None:
         return None if self.nonce is None else key("nonce", self.nonce, stream, lap)
@@ -84,12 +85,12 @@ class Generated:
         self.dealt = 0
         self._prompt, self._output = streams.rng("lengths", "prompt"), streams.rng("lengths", "output")
         self._prefix, self._sampling = streams.rng("prompts", "prefix"), streams.rng("sampling")
-        self._lengths: dict[int, int] = {}  # tokens of the prefix of each group seen so far
+        self._prefixes: dict[int, Segment] = {}  # of each group seen so far
 
     def first(self, regime: float) -> Ask:
         index, self.dealt = self.dealt, self.dealt + 1
         group = self.spec.prefixes.pick(self._prefix) if self.spec.prefixes else None
-        parts: list[Segment] = [] if group is None else [(self.streams.common("prefix", group), self._prefix_tokens(group))]
+        parts = [] if group is None else [self._shared(group)]
         parts.append((self.streams.own("unique", index), _drawn(self.prompt, self._prompt, regime)))
         session = _Talk(index, self.streams, self.spec.sessions.turns, regime) if self.spec.sessions else None
         return Ask(
@@ -111,13 +112,13 @@ class Generated:
         ask = Ask(messages=(), tokens=new, group=request.group, session=session, **answer)
         return think, continued(ask, message, request, record)
 
-    def _prefix_tokens(self, group: int) -> int:
-        """A group's prefix is as long for everyone: drawn once, from the group's own stream."""
-        if group not in self._lengths:
+    def _shared(self, group: int) -> Segment:
+        """A group's prefix, as long for everyone: its length is drawn once, from the group's own stream."""
+        if group not in self._prefixes:
             assert self.spec.prefixes is not None
             rng = np.random.default_rng(self.streams.common("prefix tokens", group))
-            self._lengths[group] = self.spec.prefixes.tokens.sample(rng)
-        return self._lengths[group]
+            self._prefixes[group] = self.streams.common("prefix", group), self.spec.prefixes.tokens.sample(rng)
+        return self._prefixes[group]
 
     def _answer(self, lengths: np.random.Generator, sampling: np.random.Generator, regime: float) -> dict[str, Any]:
         assert self.spec.output is not None

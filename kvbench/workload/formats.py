@@ -1,70 +1,14 @@
-"""Trace formats: what a record of each looks like, read into rows and written from them. One class and one line per format.
+"""Trace formats: what a record of each looks like, read into rows and written from them. One class and one line per format."""
 
-A reader yields drafts: where the record is, its stamp as the file has it (traces.read settles unit and origin), and the row
-without a due time. What a writer cannot keep is declared in `holds`, `tick` and `covers`, and counted by traces.write.
-"""
-
-import csv
-import io
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from kvbench.workload.rows import Fields, Row, Stamp
+from kvbench.workload.layout import Covers, Draft, Format, cells, covered, line, recorded
+from kvbench.workload.rows import Fields, Row
 
-Draft = tuple[str, Stamp, Row]
-Covers = Literal["all", "full", "either"]
-"""Which blocks have ids: all ceil(n_in / block); the full ones, floor(n_in / block), the rest being unshared; or either."""
 _EXACT = 2**53  # JSON numbers above this lose digits in readers that use doubles
-
-
-class Format(Protocol):
-    """A trace format. `needs`: fields of its records, by which it is recognised. Called by traces.read and traces.write."""
-
-    needs: frozenset[str]
-    unit: Literal["s", "ms"]  # of numeric stamps
-    guess: bool  # the unit is settled by looking at the stamps, not by the format
-    from_zero: bool  # stamps are dues already; otherwise the earliest becomes 0
-    covers: Covers
-    holds: frozenset[str]  # which Row fields beyond due, n_in, n_out and hashes survive; "hashes" and "n_out" named where they do
-    tick: float  # seconds; the resolution of stamps when written, 0 where exact
-    loses: str  # what else is lost in writing, in words; "" for nothing
-
-    def read(self, records: Iterable[Fields], block: int | None) -> Iterator[Draft]: ...
-
-    def write(self, rows: Sequence[Row]) -> Iterator[str]: ...
-
-
-def _time(row: Row) -> float:
-    at = row.at if row.due is None else row.due
-    if at is None:
-        raise ValueError(f"row {row.ordinal + 1} has no time and this format needs one: convert to kvbench instead")
-    return at
-
-
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
-
-
-def _cells(*cells: object) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
-
-
-def _covered(rows: Sequence[Row], covers: Covers) -> Iterator[Row]:
-    """The rows with as many ids as `covers` wants: a partial block's id is dropped, or a tail without one gets one of its own."""
-    fresh = 1 + max((i for row in rows for i in row.hashes), default=-1)
-    for row in rows:
-        full = row.n_in // row.block if row.hashes else 0
-        tail = bool(row.hashes) and row.n_in % row.block > 0
-        if covers == "full" and tail:
-            row = replace(row, hashes=row.hashes[:full])
-        elif covers == "all" and tail and len(row.hashes) == full:
-            row, fresh = replace(row, hashes=(*row.hashes, fresh)), fresh + 1
-        yield row
 
 
 class Columns:
@@ -89,10 +33,10 @@ class Columns:
             yield record.where, record.stamp(time), Row(None, record.whole(n_in), record.whole(n_out), ordinal=ordinal)
 
     def write(self, rows: Sequence[Row]) -> Iterator[str]:
-        yield _cells(*self.names)
+        yield cells(*self.names)
         for row in rows:
-            at = _time(row)
-            yield _cells(_azure_stamp(at) if self.tick else repr(at), row.n_in, row.n_out)
+            at = recorded(row)
+            yield cells(_azure_stamp(at) if self.tick else repr(at), row.n_in, row.n_out)
 
 
 def _azure_stamp(due: float) -> str:
@@ -123,10 +67,10 @@ class BurstGPT:
             yield record.where, record.stamp("Timestamp"), row
 
     def write(self, rows: Sequence[Row]) -> Iterator[str]:
-        yield _cells("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type", "Session ID")
+        yield cells("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type", "Session ID")
         for row in rows:
             model, kind = (row.extra.get(name, "") for name in self.kept)
-            yield _cells(repr(_time(row)), model, row.n_in, row.n_out, row.n_in + row.n_out, kind, row.session or "")
+            yield cells(repr(recorded(row)), model, row.n_in, row.n_out, row.n_in + row.n_out, kind, row.session or "")
 
 
 class Mooncake:
@@ -152,8 +96,8 @@ class Mooncake:
         return Row(None, *lengths, record.ids("hash_ids"), size, ordinal=ordinal)
 
     def write(self, rows: Sequence[Row]) -> Iterator[str]:
-        for row in _covered(rows, self.covers):
-            yield _line({"timestamp": round(_time(row) * 1000)} | self.body(row))
+        for row in covered(rows, self.covers):
+            yield line({"timestamp": round(recorded(row) * 1000)} | self.body(row))
 
     def body(self, row: Row) -> dict[str, Any]:
         body: dict[str, Any] = {"input_length": row.n_in, "output_length": row.n_out}
@@ -185,11 +129,11 @@ class Bailian(Mooncake):
 
     def write(self, rows: Sequence[Row]) -> Iterator[str]:
         last: dict[str, int] = {}
-        for chat, row in enumerate(_covered(rows, self.covers)):
+        for chat, row in enumerate(covered(rows, self.covers)):
             name = row.session or f"\0{chat}"
-            head = {"chat_id": chat, "parent_chat_id": last.get(name, -1), "timestamp": _time(row), "turn": row.turn + 1}
+            head = {"chat_id": chat, "parent_chat_id": last.get(name, -1), "timestamp": recorded(row), "turn": row.turn + 1}
             last[name] = chat
-            yield _line(head | self.body(row) | ({"type": row.extra["type"]} if "type" in row.extra else {}))
+            yield line(head | self.body(row) | ({"type": row.extra["type"]} if "type" in row.extra else {}))
 
 
 def _stamp(draft: Draft) -> float:
@@ -245,19 +189,19 @@ class Weka:
 
     def write(self, rows: Sequence[Row]) -> Iterator[str]:
         sessions: dict[str, list[Row]] = {}
-        for row in _covered(rows, self.covers):
+        for row in covered(rows, self.covers):
             sessions.setdefault(row.session or f"row-{row.ordinal}", []).append(row)
         for name, turns in sessions.items():
             turns = sorted(turns, key=lambda row: row.turn)
-            start = _time(turns[0])
+            start = recorded(turns[0])
             blocks = {row.block for row in turns if row.hashes} or {64}
             if len(blocks) > 1:
                 raise ValueError(f"session {name} mixes blocks of {sorted(blocks)} tokens: this format has one size per session")
             requests = [self._request(row, start) for row in turns]
-            yield _line({"id": name, "block_size": blocks.pop(), "hash_id_scope": "global", "requests": requests})
+            yield line({"id": name, "block_size": blocks.pop(), "hash_id_scope": "global", "requests": requests})
 
     def _request(self, row: Row, start: float) -> dict[str, Any]:
-        request = {"t": _time(row) - start, "type": "s", "in": row.n_in, "out": row.n_out, "hash_ids": row.hashes}
+        request = {"t": recorded(row) - start, "type": "s", "in": row.n_in, "out": row.n_out, "hash_ids": row.hashes}
         return request | ({} if row.think is None else {"think_time": row.think})
 
 
@@ -277,10 +221,10 @@ class LMCache:
             yield record.where, record.stamp("timestamp"), row
 
     def write(self, rows: Sequence[Row]) -> Iterator[str]:
-        for number, row in enumerate(_covered(rows, self.covers)):
-            head = {"timestamp": _time(row), "request_id": f"row-{number}", "model_name": ""}
+        for number, row in enumerate(covered(rows, self.covers)):
+            head = {"timestamp": recorded(row), "request_id": f"row-{number}", "model_name": ""}
             chunks = {"chunk_size": row.block or 256, "seq_len": row.n_in, "dtypes": [], "shapes": []}
-            yield _line(head | chunks | {"chunk_hashes": [hex(i) for i in row.hashes]})
+            yield line(head | chunks | {"chunk_hashes": [hex(i) for i in row.hashes]})
 
 
 class Kvbench:
@@ -318,7 +262,7 @@ class Kvbench:
             if row.hashes:
                 record |= {"block": row.block, "hashes": [i if i <= _EXACT else str(i) for i in row.hashes]}
             record |= {"session": row.session, "turn": row.turn or None, "think": row.think, "extra": row.extra or None}
-            yield _line({name: value for name, value in record.items() if value is not None})
+            yield line({name: value for name, value in record.items() if value is not None})
 
 
 FORMATS: dict[str, Format] = {  # recognised in this order

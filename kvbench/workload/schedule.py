@@ -106,7 +106,6 @@ class Paced:
         since = max(0.0, now - self._start)
         shown = self._pace.exposure(since)
         if self._pace.exposure(math.nextafter(since, INF)) == INF:  # an infinite rate: never spent, so nothing to carry over
-            shown = INF
             self._dues.clear()
         else:
             while self.ahead(len(self._dues)) <= now:
@@ -200,7 +199,7 @@ Think = Annotated[
 class Closed(Spec):
     """A closed loop: so many users, each sending its next request a think time after its last one ended."""
 
-    users: int = Field(ge=1, le=1_000_000, description="requests kept in flight (fewer while users think)")
+    concurrency: int = Field(ge=1, le=1_000_000, description="requests kept in flight (fewer while users think)")
     think: Think = Field(FixedPause(mean=0.0), description="pause of a user between requests")
 
     def pause(self, rng: Generator) -> Seconds:

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from kvbench.core import Seconds, Segment
 from kvbench.units import Duration, duration
-from kvbench.workload.formats import FORMATS, Draft, Format
+from kvbench.workload.formats import FORMATS
+from kvbench.workload.layout import Draft, Format
 from kvbench.workload.rows import Fields, Row, Source, nanoseconds
 from kvbench.workload.tracefacts import describe
 
@@ -91,14 +92,14 @@ class TraceFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, populate_by_name=True)
 
     file: str = Field(min_length=1, description="path of the trace, relative to the scenario; .gz is read as it is")
-    format: str = Field("auto", description=f"auto (by the first record) or one of {', '.join(FORMATS)}")
-    unit: Unit | None = Field(None, description="of numeric stamps; left out, the format's own or a printed guess")
-    block: int | None = Field(None, ge=1, description="tokens per block id, for records that do not say")
-    scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="multiplies due and think times: 0.5 halves them")
-    start: Duration = Field(0.0, alias="from", description="drop what is due before this; the rest moves to 0")
-    end: Duration | None = Field(None, alias="to", description="drop what is due at or after this")
-    rows: tuple[int, int] | None = Field(None, description="[a, b): keep these rows, in replay order, counted from 0")
-    wrap: Wrap = Field("refuse", description="when more is asked than there are rows: refuse, or again (new contents each lap)")
+    format: str = Field(default="auto", description=f"auto (by the first record) or one of {', '.join(FORMATS)}")
+    unit: Unit | None = Field(default=None, description="of numeric stamps; left out, the format's own or a printed guess")
+    block: int | None = Field(default=None, ge=1, description="tokens per block id, for records that do not say")
+    scale: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="multiplies due and think times: 0.5 halves them")
+    start: Duration = Field(default=0.0, alias="from", description="drop what is due before this; the rest moves to 0")
+    end: Duration | None = Field(default=None, alias="to", description="drop what is due at or after this")
+    rows: tuple[int, int] | None = Field(default=None, description="[a, b): keep these rows, in replay order, counted from 0")
+    wrap: Wrap = Field(default="refuse", description="more asked than there are rows: refuse, or again (new contents each lap)")
 
     @model_validator(mode="before")
     @classmethod

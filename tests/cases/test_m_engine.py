@@ -16,7 +16,9 @@ class Second:
 
 
 def engine(blocks: int, block: int, **overrides: object) -> Engine:
-    return Engine(load_model("llama-3.1-8b"), load_hardware("rtx-4090"), load_engine("vllm", blocks=blocks, block=block, **overrides))
+    return Engine(
+        load_model("llama-3.1-8b"), load_hardware("rtx-4090"), load_engine("vllm", blocks=blocks, block=block, **overrides)
+    )
 
 
 def finish(built: Engine) -> None:

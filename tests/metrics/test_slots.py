@@ -17,14 +17,26 @@ S = 1_000_000_000
 MS = 1_000_000
 
 
-def stream(id: int, start: float, tokens: list[float], **kwargs: Any) -> Record:
+def stream(number: int, start: float, tokens: list[float], **kwargs: Any) -> Record:
     """Due, released and sent at `start`; ends ok with the last of `tokens` (all in seconds)."""
     at, times = round(start * S), [round(t * S) for t in tokens]
     end = times[-1] if times else at
-    base: dict[str, Any] = dict(
-        id=id, outcome="ok", source="usage", due_ns=at, release_ns=at, sent_ns=at, written_ns=at, token_ns=times, n_in=10,
-        n_out=len(times), first_ns=times[0] if times else None, content_ns=times[0] if times else None, done_ns=end, end_ns=end,
-    )  # fmt: skip
+    base: dict[str, Any] = {
+        "id": number,
+        "outcome": "ok",
+        "source": "usage",
+        "due_ns": at,
+        "release_ns": at,
+        "sent_ns": at,
+        "written_ns": at,
+        "token_ns": times,
+        "n_in": 10,
+        "n_out": len(times),
+        "first_ns": times[0] if times else None,
+        "content_ns": times[0] if times else None,
+        "done_ns": end,
+        "end_ns": end,
+    }
     return Record(**(base | kwargs))
 
 
@@ -97,15 +109,18 @@ def test_tokens_that_were_never_seen_arrive_at_the_end() -> None:
 def test_c06_a_negative_duration_is_counted_and_left_out() -> None:
     slots = Slots()
     slots.fold([stream(1, 2.0, [3.0, 2.5], first_ns=1 * S), stream(2, 2.0, [3.0, 3.5])])
-    assert slots.negative["ttft"] == 1 and slots.negative["icl"] == 1
-    assert values_at(slots, "ttft", 3) == 1 and values_at(slots, "ttft", 1) == 0
+    assert slots.negative["ttft"] == 1
+    assert slots.negative["icl"] == 1
+    assert values_at(slots, "ttft", 3) == 1
+    assert values_at(slots, "ttft", 1) == 0
 
 
 def test_events_older_than_the_ring_are_counted_not_lost_in_silence() -> None:
     slots = Slots(seconds=10)
     slots.close(10 + AHEAD + 2)
     slots.fold([stream(1, 1.0, [2.0, 129.0])])
-    assert sum(per_second(slots, "offered", 3)) == 0 and slots.late > 0
+    assert sum(per_second(slots, "offered", 3)) == 0
+    assert slots.late > 0
     assert values_at(slots, "e2e", 129) == 1
 
 
@@ -134,7 +149,8 @@ def test_gauges_outside_their_range_are_no_reading() -> None:
     slots = Slots()
     for value in (1.2, -0.1, None, float("nan")):
         slots.gauge("kv_usage", 1.0, value)
-    assert slots.out_of_range == 2 and "kv_usage" not in slots.gauges
+    assert slots.out_of_range == 2
+    assert "kv_usage" not in slots.gauges
 
 
 def test_limits_of_an_unknown_metric_are_refused() -> None:

@@ -10,24 +10,37 @@ from kvbench.metrics.names import Name
 from kvbench.metrics.slots import Slots
 from kvbench.metrics.window import statistic, window
 
-
 S = 1_000_000_000
 
 
-def stream(id: int, start: float, tokens: list[float], **kwargs: Any) -> Record:
+def stream(number: int, start: float, tokens: list[float], **kwargs: Any) -> Record:
     """Due, released and sent at `start`; ends ok with the last of `tokens` (all in seconds)."""
     at, times = round(start * S), [round(t * S) for t in tokens]
     end = times[-1] if times else at
-    base: dict[str, Any] = dict(
-        id=id, outcome="ok", source="usage", due_ns=at, release_ns=at, sent_ns=at, written_ns=at, token_ns=times, n_in=10,
-        n_out=len(times), first_ns=times[0] if times else None, content_ns=times[0] if times else None, done_ns=end, end_ns=end,
-    )  # fmt: skip
+    base: dict[str, Any] = {
+        "id": number,
+        "outcome": "ok",
+        "source": "usage",
+        "due_ns": at,
+        "release_ns": at,
+        "sent_ns": at,
+        "written_ns": at,
+        "token_ns": times,
+        "n_in": 10,
+        "n_out": len(times),
+        "first_ns": times[0] if times else None,
+        "content_ns": times[0] if times else None,
+        "done_ns": end,
+        "end_ns": end,
+    }
     return Record(**(base | kwargs))
 
 
-def flying(id: int, sent: float, first: float | None = None) -> Record:
+def flying(number: int, sent: float, first: float | None = None) -> Record:
     at = round(sent * S)
-    return Record(id=id, due_ns=at, release_ns=at, sent_ns=at, written_ns=at, first_ns=None if first is None else round(first * S))
+    return Record(
+        id=number, due_ns=at, release_ns=at, sent_ns=at, written_ns=at, first_ns=None if first is None else round(first * S)
+    )
 
 
 def test_an_interval_is_half_open_and_rates_are_per_second_of_it() -> None:
@@ -36,10 +49,17 @@ def test_an_interval_is_half_open_and_rates_are_per_second_of_it() -> None:
     slots.close(5)
     w = window(slots, 1, 3, [], 5.0)
     assert (w.start, w.end) == (1.0, 3.0)
-    assert w.counts["offered"] == 2 and w.counts["ok"] == 2 and w.counts["tokens_out"] == 4
-    assert w.values["offered_rate"] == 1.0 and w.values["output_tokens_rate"] == 2.0 and w.values["input_tokens_rate"] == 10.0
-    assert w.values["e2e_p50"] == pytest.approx(1.0, rel=0.01) and w.n["e2e_p50"] == 2
-    assert w.values["goodput"] is None and w.values["kv_usage_mean"] is None and "kv_usage_mean" not in w.n
+    assert w.counts["offered"] == 2
+    assert w.counts["ok"] == 2
+    assert w.counts["tokens_out"] == 4
+    assert w.values["offered_rate"] == 1.0
+    assert w.values["output_tokens_rate"] == 2.0
+    assert w.values["input_tokens_rate"] == 10.0
+    assert w.values["e2e_p50"] == pytest.approx(1.0, rel=0.01)
+    assert w.n["e2e_p50"] == 2
+    assert w.values["goodput"] is None
+    assert w.values["kv_usage_mean"] is None
+    assert "kv_usage_mean" not in w.n
 
 
 def test_windows_add_up_to_the_whole() -> None:
@@ -57,8 +77,10 @@ def test_min_p50_p90_p99_max_are_in_order_with_ages_too() -> None:
     slots.fold([stream(k, 0.0, [0.001 * (k + 1)]) for k in range(50)])
     slots.close(9)
     for live in ([], [flying(90 + k, 0.1 * k) for k in range(20)]):
-        got = [statistic(slots, f"ttft_{way}", 10, live).value for way in ("min", "p50", "p90", "p95", "p99", "p999", "max")]
-        assert None not in got and got == sorted(got)  # type: ignore[type-var]  # None was ruled out
+        ways = ("min", "p50", "p90", "p95", "p99", "p999", "max")
+        got = [value for way in ways if (value := statistic(slots, f"ttft_{way}", 10, live).value) is not None]
+        assert len(got) == len(ways)
+        assert got == sorted(got)
 
 
 def test_rates_of_outcomes_by_hand() -> None:
@@ -66,11 +88,14 @@ def test_rates_of_outcomes_by_hand() -> None:
     outcomes = ["ok"] * 6 + ["failed"] * 2 + ["timeout", "rejected"] + ["shed"] * 6 + ["dropped"] * 4 + ["cancelled"] * 3
     slots.fold([stream(k, 0.0, [0.5], outcome=outcome) for k, outcome in enumerate(outcomes)])
     slots.close(1)
-    got = {name: statistic(slots, name, 1, []) for name in ("success_rate", "error_rate", "rejection_rate", "shed_rate", "drop_rate")}
+    got = {
+        name: statistic(slots, name, 1, []) for name in ("success_rate", "error_rate", "rejection_rate", "shed_rate", "drop_rate")
+    }
     assert {name: stat.value for name, stat in got.items()} == pytest.approx(
         {"success_rate": 0.6, "error_rate": 0.4, "rejection_rate": 0.1, "shed_rate": 0.3, "drop_rate": 0.2}
     )
-    assert got["error_rate"].n == 10 and got["shed_rate"].n == 20
+    assert got["error_rate"].n == 10
+    assert got["shed_rate"].n == 20
 
 
 def test_goodput_counts_requests_within_their_classs_limits_over_all_that_were_offered_and_decided() -> None:
@@ -105,7 +130,9 @@ def test_a_hung_server_shows_at_once_and_young_requests_do_not_drag() -> None:
     assert statistic(slots, "ttft_p50", 10, young).value == pytest.approx(0.2, rel=0.01)
     hung = [flying(100 + k, 1.0) for k in range(30)]
     p90 = statistic(slots, "ttft_p90", 10, hung)
-    assert p90.value == pytest.approx(3.0) and p90.lower_bound and p90.n == 40
+    assert p90.value == pytest.approx(3.0)
+    assert p90.lower_bound
+    assert p90.n == 40
     assert statistic(slots, "ttft_max", 10, hung).lower_bound
 
 
@@ -153,8 +180,14 @@ def test_before_the_first_second_nothing_is_measured() -> None:
 
 
 def test_names_are_strict() -> None:
-    assert names.parse("ttft_p99") == ("ttft", "p99", 0.99) and names.parse("preemptions_total_rate").statistic == "rate"
-    for wrong, hint in (("ttft_p98", "ttft_p99"), ("kv_usge", "'kv_usage'"), ("ttft", "ttft_p50"), ("error_rate_p99", "error_rate")):
+    assert names.parse("ttft_p99") == ("ttft", "p99", 0.99)
+    assert names.parse("preemptions_total_rate").statistic == "rate"
+    for wrong, hint in (
+        ("ttft_p98", "ttft_p99"),
+        ("kv_usge", "'kv_usage'"),
+        ("ttft", "ttft_p50"),
+        ("error_rate_p99", "error_rate"),
+    ):
         with pytest.raises(ValueError, match=hint):
             names.parse(wrong)
     assert all(str(names.parse(name)) == name for name in names.known())

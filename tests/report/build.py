@@ -8,35 +8,45 @@ import msgspec
 from kvbench.core import Event, Record, Sample, Window
 
 MANIFEST: dict[str, Any] = {
-    "kvbench": "0.0", "name": "made", "started": "2026-01-01T00:00:00Z", "wall": 1767225600.0, "clock": "real", "seed": 7, "nonce": 99,
+    "kvbench": "0.0",
+    "name": "made",
+    "started": "2026-01-01T00:00:00Z",
+    "wall": 1767225600.0,
+    "clock": "real",
+    "seed": 7,
+    "nonce": 99,
     "scenario": {"workload": {"arrivals": {"shape": "constant"}, "classes": {"default": {"slo": {}}}, "nonce": True}},
-    "target": {"kind": "http", "model": "stub"}, "host": {}, "tokenizer": {"kind": "words", "error": 0.01}, "phases": [], "argv": [],
-}  # fmt: skip
+    "target": {"kind": "http", "model": "stub"},
+    "host": {},
+    "tokenizer": {"kind": "words", "error": 0.01},
+    "phases": [],
+    "argv": [],
+}
 
 
 def ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def record(id: int, due: float, ttft: float = 0.1, tokens: int = 11, gap: float = 0.02, **changes: Any) -> Record:  # noqa: A002  # the field's name
-    """A request sent when due; its first token after `ttft`, then one token-bearing event every `gap`. `changes` override fields."""
-    first = due + ttft
-    times = [ns(first + k * gap) for k in range(tokens)]
-    done = times[-1] if times else ns(first)
-    plain: dict[str, Any] = dict(
-        id=id, due_ns=ns(due), release_ns=ns(due), sent_ns=ns(due), written_ns=ns(due), first_ns=times[0] if times else None,
-        content_ns=times[0] if times else None, done_ns=done, end_ns=done, outcome="ok", status=200, finish="stop", asked_in=256,
-        asked_out=tokens, n_in=256, n_out=tokens, source="usage", reads=tokens, token_ns=times,
-    )  # fmt: skip
-    return Record(**(plain | changes))
+def record(number: int, due: float, ttft: float = 0.1, tokens: int = 11, gap: float = 0.02, **changes: Any) -> Record:
+    """A request sent when due; its first token after `ttft`, then an event every `gap`. `changes` override fields."""
+    times = [ns(due + ttft + k * gap) for k in range(tokens)]
+    first = times[0] if times else None
+    done = times[-1] if times else ns(due + ttft)
+    plain: dict[str, Any] = {"due_ns": ns(due), "release_ns": ns(due), "sent_ns": ns(due), "written_ns": ns(due)}
+    plain |= {"first_ns": first, "content_ns": first, "done_ns": done, "end_ns": done, "token_ns": times, "reads": tokens}
+    plain |= {"outcome": "ok", "status": 200, "finish": "stop", "source": "usage"}
+    plain |= {"asked_in": 256, "asked_out": tokens, "n_in": 256, "n_out": tokens}
+    return Record(id=number, **(plain | changes))
 
 
-def lost(id: int, due: float, outcome: str, cause: str = "", after: float = 0.2, **changes: Any) -> Record:  # noqa: A002  # the field's name
+def lost(number: int, due: float, outcome: str, cause: str = "", after: float = 0.2, **changes: Any) -> Record:
     """A request without an answer: failed, rejected, timeout or cancelled after `after`; shed, dropped, withdrawn never left."""
-    bare: dict[str, Any] = dict(id=id, due_ns=ns(due), end_ns=ns(due + after), outcome=outcome, cause=cause, asked_in=256, asked_out=11)
+    bare: dict[str, Any] = {"due_ns": ns(due), "end_ns": ns(due + after), "outcome": outcome, "cause": cause}
+    bare |= {"asked_in": 256, "asked_out": 11}
     if outcome not in ("shed", "dropped", "withdrawn"):
         bare |= {"release_ns": ns(due), "sent_ns": ns(due), "written_ns": ns(due)}
-    return Record(**(bare | changes))
+    return Record(id=number, **(bare | changes))
 
 
 def write(
@@ -77,7 +87,11 @@ def write(
 
 def own(seconds: int, **values: float) -> list[Sample]:
     """What the run says of itself, once a second."""
-    return [Sample(t=float(t), name=name, value=value, source="kvbench") for t in range(1, seconds + 1) for name, value in values.items()]
+    return [
+        Sample(t=float(t), name=name, value=value, source="kvbench")
+        for t in range(1, seconds + 1)
+        for name, value in values.items()
+    ]
 
 
 def gauges(values: dict[str, list[float]], source: str = "target") -> list[Sample]:

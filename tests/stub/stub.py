@@ -49,7 +49,7 @@ JSON = (("Content-Type", "application/json"),)
 @dataclass(frozen=True)
 class Reply:
     """steps: (ms, bytes). framing: chunked, length (Content-Length of all steps), close (delimited by the close), raw (steps are
-    the bytes on the wire, head and all). after: keep, close, rst (at the last step), hang (nothing more, and no end of the body)."""
+    the bytes on the wire, head and all). after: keep, close, rst (at the last step), hang (silence, no end of the body)."""
 
     steps: Iterable[tuple[float, bytes]] = ()
     status: int = 200
@@ -85,9 +85,9 @@ class Seen:
 
 
 class Stub:
-    """`async with Stub(script) as stub:` serves on 127.0.0.1 at `stub.url`. script(seen) -> Reply for each request, or one Reply for all.
+    """`async with Stub(script) as stub:` serves on 127.0.0.1 at `stub.url`. script: Seen -> Reply for each request, or one Reply.
 
-    refuse(connection number): connections to reset as soon as they are accepted. idle: seconds after which a quiet connection is closed.
+    refuse(connection number): connections to reset on arrival. idle: seconds after which a quiet connection is closed.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Stub:
 
     async def __aenter__(self) -> "Stub":
         loop = asyncio.get_running_loop()
-        self.server = await loop.create_server(lambda: _Peer(self), self.host, 0, ssl=self.tls)
+        self.server = await loop.create_server(lambda: _Peer(self), self.host, 0, ssl=self.tls, backlog=4096)
         self.port = self.server.sockets[0].getsockname()[1]
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.url = f"{'https' if self.tls else 'http'}://{host}:{self.port}"

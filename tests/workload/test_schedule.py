@@ -76,6 +76,10 @@ def test_a_request_due_at_the_very_instant_of_a_change_comes_once() -> None:
     schedule = constant()
     schedule.relevel(4.0, 2.0)
     assert until(schedule, 3) == pytest.approx([0, 1, 2, 2.25, 2.5, 2.75])
+    stopped = constant()
+    stopped.relevel(0.0, 2.0)
+    assert [stopped.pop() for _ in range(3)] == [0, 1, 2]
+    assert stopped.due == math.inf
 
 
 def test_releveling_before_the_start_changes_nothing_but_the_level() -> None:
@@ -102,6 +106,8 @@ def test_an_infinite_rate_can_be_held_and_let_go() -> None:
     held = constant(math.inf)
     held.relevel(0.0, 0.0)  # at the very instant at which all of it is due
     assert held.due == math.inf
+    held.relevel(2.0, 3.0)
+    assert [held.pop(), held.due] == [3, 3]
 
 
 @pytest.mark.parametrize(("level", "now"), [(-1, 5), (math.nan, 5), (math.inf, 5), (1, 1.0), (1, math.nan), (1, math.inf)])
@@ -178,11 +184,11 @@ def test_a_trace_with_a_bad_stamp_is_refused() -> None:
 
 
 def test_closed_loops_and_think_times() -> None:
-    closed = Closed.model_validate({"users": 8}, context={"text": True})
-    assert (closed.users, closed.pause(RNG(0))) == (8, 0.0)
-    closed = Closed.model_validate({"users": 8, "think": "2s"}, context={"text": True})
+    closed = Closed.model_validate({"concurrency": 8}, context={"text": True})
+    assert (closed.concurrency, closed.pause(RNG(0))) == (8, 0.0)
+    closed = Closed.model_validate({"concurrency": 8, "think": "2s"}, context={"text": True})
     assert closed.pause(RNG(0)) == 2.0
-    closed = Closed.model_validate({"users": 8, "think": {"dist": "exponential", "mean": "2s"}}, context={"text": True})
+    closed = Closed.model_validate({"concurrency": 8, "think": {"dist": "exponential", "mean": "2s"}}, context={"text": True})
     pauses = [closed.pause(rng) for rng in [RNG(6)] for _ in range(20_000)]
     assert np.mean(pauses) == pytest.approx(2, rel=4 / math.sqrt(20_000))
     assert np.std(pauses) == pytest.approx(2, rel=0.05)
@@ -195,11 +201,11 @@ def test_closed_loops_and_think_times() -> None:
 @pytest.mark.parametrize(
     ("spec", "loc", "says"),
     [
-        ({"users": 0}, ("users",), "greater than or equal to 1"),
-        ({"users": 1, "think": 2}, ("think", "mean"), "no unit"),
-        ({"users": 1, "think": "-2s"}, ("think", "mean"), "at least 0"),
-        ({"users": 1, "think": {"dist": "exponental", "mean": "2s"}}, ("think",), "did you mean 'exponential'"),
-        ({"users": 1, "think": {"dist": "exponential"}}, ("think", "mean"), "required"),
+        ({"concurrency": 0}, ("concurrency",), "greater than or equal to 1"),
+        ({"concurrency": 1, "think": 2}, ("think", "mean"), "no unit"),
+        ({"concurrency": 1, "think": "-2s"}, ("think", "mean"), "at least 0"),
+        ({"concurrency": 1, "think": {"dist": "exponental", "mean": "2s"}}, ("think",), "did you mean 'exponential'"),
+        ({"concurrency": 1, "think": {"dist": "exponential"}}, ("think", "mean"), "required"),
     ],
 )
 def test_closed_refuses_with_the_place(spec: dict[str, Any], loc: tuple[str, ...], says: str) -> None:

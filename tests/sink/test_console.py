@@ -1,0 +1,173 @@
+"""The views a person watches: what they say, how often they draw, and that nothing they meet can end a run."""
+
+import asyncio
+import io
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from kvbench.core import Event, Sample, Window
+from kvbench.sink.console import VIEWS, Latest, Live, Plain, Quiet, bar, spark
+
+TOTALS = {"offered": 1234, "admitted": 1230, "done": 1200, "inflight": 30}
+
+
+class Wall:
+    """A wall clock that tests move by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def start(phase: str = "steady", seconds: float = 600.0) -> Event:
+    return Event(t=10.0, kind="phase_start", data={"phase": phase, "phase_kind": phase, "bounds": {"seconds": seconds}})
+
+
+def window(end: float, **values: float | None) -> Window:
+    counts = {"offered": 30, "ok": 28, "tokens_out": 5000, "failed": 0, "timeout": 0}
+    return Window(start=end - 10, end=end, counts=counts, values={"ttft_p50": 0.12, "ttft_p99": 0.8, **values})
+
+
+def console(width: int = 80, **options: Any) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=width, **options), out
+
+
+def picture(view: Live) -> str:
+    out = io.StringIO()
+    Console(file=out, width=80, color_system=None).print(view.picture(TOTALS))
+    return out.getvalue()
+
+
+def fed(total: int = 3) -> Live:
+    view = Live(console(force_terminal=True)[0], total, Wall())
+    view.write(start())
+    for end in range(20, 60):
+        view.write(window(float(end)))
+        view.write(Sample(t=float(end), name="kv_usage", value=0.5 + end / 200, source="target"))
+        view.write(Sample(t=float(end), name="running", value=12.0, source="target"))
+    return view
+
+
+def test_live_shows_phase_time_counts_first_tokens_and_cache() -> None:
+    text = picture(fed())
+    for part in ("steady", "1/3", "49 s of 10m00s", "offered 1,234", "admitted 1,230", "done 1,200", "p50 120 ms", "p99 800 ms",
+                 "offered 3/s", "ok 2.8/s", "500 tok/s", "79.5 %", "running 12", "█"):  # fmt: skip
+        assert part in text, part
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert len(text.splitlines()) <= 7
+
+
+def test_live_draws_at_most_eight_times_a_second_of_wall_time() -> None:
+    wall = Wall()
+    screen, out = console(force_terminal=True, color_system=None)
+    view = Live(screen, 1, wall)
+    drawn = []
+    for step in range(1000):  # 10 s of wall time in steps of 10 ms
+        wall.now = step * 0.01
+        before = out.tell()
+        view.refresh(TOTALS)
+        drawn.append(out.tell() > before)
+    assert drawn[0]  # the first at once
+    assert 60 <= sum(drawn) <= 81
+
+
+def test_live_is_cheap() -> None:
+    wall, view = Wall(), fed()
+    view.wall = wall
+    view.refresh(TOTALS)
+    start = time.process_time()
+    for step in range(1, 101):
+        wall.now = step * 0.2
+        view.refresh(TOTALS)
+    assert (time.process_time() - start) / 100 < 3e-3
+
+
+def test_plain_says_a_line_at_once_and_then_every_ten_seconds() -> None:
+    wall = Wall()
+    screen, out = console()
+    view = Plain(screen, 2, wall)
+    view.write(start())
+    view.write(window(20.0, kv_usage_mean=0.25))
+    for step in range(310):  # 31 s
+        wall.now = step * 0.1
+        view.refresh(TOTALS)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[0] == (
+        "[20 s] steady 1/2 | 10 s of 10m00s | offered 1,234 admitted 1,230 done 1,200 inflight 30"
+        " | ttft p50 120 ms p99 800 ms | kv 25 %"
+    )
+    assert "\x1b" not in out.getvalue()
+
+
+def test_news_is_told_at_once() -> None:
+    screen, out = console()
+    view = Plain(screen, 1, Wall())
+    view.write(Event(t=42.0, kind="stop", data={"rule": "r", "reason": "kv_usage is 95 %"}))
+    assert out.getvalue() == "[42 s] stop: kv_usage is 95 %\n"
+    live = fed()
+    live.write(Event(t=60.0, kind="signal", data={"signal": "SIGINT"}))
+    assert "signal: SIGINT" in picture(live)
+
+
+def test_quiet_says_nothing() -> None:
+    screen, out = console()
+    view = Quiet(screen, 1, Wall())
+    view.write(start())
+    view.refresh(TOTALS)
+    asyncio.run(view.aclose())
+    assert out.getvalue() == ""
+
+
+class Gone(io.StringIO):
+    """The reader of the pipe has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+ODD = [
+    Event(t=1.0, kind="phase_start", data={"phase": None, "bounds": {"seconds": "long"}}), Event(t=1.0, kind="phase_start"),
+    Event(t=1.0, kind="stop"), Sample(t=1.0, name="kv_usage", value=None), Sample(t=1.0, name="kv_usage", value=7.5),
+    Window(start=0, end=0, counts={}, values={}), Window(start=0, end=10, counts={}, values={"ttft_p50": None, "ttft_p99": None}),
+    Window(start=0, end=10, counts={"offered": -3}, values={"ttft_p99": float("inf")}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(VIEWS))
+@pytest.mark.parametrize("file", [io.StringIO, Gone], ids=["whole", "broken pipe"])
+def test_nothing_a_view_meets_is_raised_into_the_run(name: str, file: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.dup2", lambda *_: None)  # rich would close this process's own stdout
+    wall = Wall()
+    view = VIEWS[name](Console(file=file(), force_terminal=True, width=40), 0, wall)
+    for item in ODD:
+        view.write(item)
+        wall.now += 60
+        view.refresh({})
+    view.refresh(TOTALS)
+    asyncio.run(view.aclose())
+
+
+def test_windows_that_overlap_are_not_added_up() -> None:
+    latest = Latest(1)
+    for end in (10.0, 11.0, 12.0):
+        latest.take(window(end))
+    assert latest.rates["offered"] == 3.0
+
+
+def test_bars_and_sparklines() -> None:
+    assert bar(0.5, 8) == "████░░░░"
+    assert bar(7.0, 4) == "████"
+    assert bar(0.25, 4, utf8=False) == "#---"
+    assert spark(Latest(1).past["ok"]) == ""
+    latest = Latest(1)
+    latest.past["ok"].extend([0.0, 1.0, 2.0])
+    assert spark(latest.past["ok"]) == " ▄█"

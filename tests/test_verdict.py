@@ -1,0 +1,188 @@
+"""The verdict table of DESIGN.md section 7, each row at its thresholds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvbench import verdict
+from kvbench.core import Record, Sample
+from kvbench.evidence import Evidence, sent_share
+from kvbench.verdict import CHECKS, checks, judge
+from tests.report.build import lost, ns, own, record
+
+
+def evidence(**changes: Any) -> Evidence:
+    """A run of 2,000 requests over 100 s in which nothing is wrong."""
+    whole: dict[str, Any] = {
+        "records": [record(k, k * 0.05, tokens=1) for k in range(2000)],
+        "samples": own(100, cpu=0.2, loop_lag_p99=0.001, wall_drift=0.0),
+        "events": [], "manifest": {"clock": "real", "nonce": 1, "scenario": {}}, "steady": 2000, "lags": np.zeros(2000),
+        "connects": np.zeros(2000), "ttft_p50": 0.1,
+    }  # fmt: skip
+    return Evidence(**(whole | changes))
+
+
+def level(name: str, **changes: Any) -> str | None:
+    rows = {row["check"]: row for row in judge(evidence(**changes))["checks"]}
+    return str(rows[name]["level"]) if rows[name]["level"] else None
+
+
+def test_nothing_wrong_is_valid_and_what_is_missing_is_listed() -> None:
+    found = judge(evidence())
+    assert found["verdict"] == "VALID"
+    assert found["reasons"] == []
+    missing = {row["check"]: row["reason"] for row in found["not_measured"]}
+    assert "no server counters" in missing["server_requests"]
+    assert "no answer" in missing["prefix_hits"] or "cached" in missing["prefix_hits"]
+
+
+def test_the_thresholds_are_those_of_the_design() -> None:
+    table = {name: (check.worse, check.degraded, check.invalid) for name, check in CHECKS.items() if not callable(check.degraded)}
+    assert table == {
+        "sent_share": ("<", 0.99, 0.95), "loop_lag_p99": (">", 0.010, 0.100), "client_cpu": (">", 0.80, 0.95),
+        "connect_p99": (">", 0.005, 0.050), "dropped_share": (">", 0, 0.01), "steady_requests": ("<", 1000, 30),
+        "prefix_hits": (">=", 0.01, 0.10), "server_requests": (">", 0.01, 0.10), "collector_gap": (">", 3, None),
+        "count_mismatch": (">", 0.02, 0.20), "workers_lost": (">", None, 0), "clock_steps": (">", None, None),
+        "recompute_in_hits": (">", None, None),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ttft", "degraded", "invalid"),
+    [(0.001, 0.0005, 0.005), (0.040, 0.002, 0.010), (0.2, 0.005, 0.050), (10.0, 0.005, 0.050), (None, 0.0005, 0.005)],
+)
+def test_lag_is_judged_beside_ttft(ttft: float | None, degraded: float, invalid: float) -> None:
+    """min(5 ms, max(0.5 ms, 5 %)) and min(50 ms, max(5 ms, 25 %)) of the median TTFT."""
+    for lag, expected in ((degraded, "OK"), (degraded * 1.01, "DEGRADED"), (invalid, "DEGRADED"), (invalid * 1.01, "INVALID")):
+        assert level("lag_p99", lags=np.full(2000, lag), ttft_p50=ttft) == expected
+
+
+@pytest.mark.parametrize(("n", "expected"), [(29, "INVALID"), (30, "DEGRADED"), (999, "DEGRADED"), (1000, "OK")])
+def test_requests_in_steady(n: int, expected: str) -> None:
+    assert level("steady_requests", steady=n) == expected
+
+
+def test_c04_a_client_that_stalls_says_so() -> None:
+    found = judge(evidence(samples=own(20, loop_lag_p99=0.29, cpu=0.5)))
+    assert found["verdict"] == "INVALID"
+    assert found["reasons"][0]["check"] == "loop_lag_p99"
+    assert "290 ms, above 100 ms" in found["reasons"][0]["text"]
+    assert "stalled" in found["reasons"][0]["advice"]
+
+
+def test_cpu_is_the_busiest_ten_seconds() -> None:
+    """30 s at 50 % with 10 s at 90 % among them; five busy seconds are not ten."""
+
+    def readings(busy: range) -> list[Sample]:
+        return [Sample(t=float(t), name="cpu", value=0.9 if t in busy else 0.5, source="kvbench") for t in range(1, 31)]
+
+    assert level("client_cpu", samples=readings(range(10, 20))) == "DEGRADED"
+    assert level("client_cpu", samples=readings(range(10, 15))) == "OK"
+    assert level("client_cpu", samples=own(5, cpu=0.99)) is None
+
+
+def test_virtual_time_has_no_late_client() -> None:
+    found = judge(evidence(manifest={"clock": "virtual", "nonce": 1, "scenario": {}}, samples=[]))
+    missing = {row["check"]: row["reason"] for row in found["not_measured"]}
+    assert found["verdict"] == "VALID"
+    assert "virtual time" in missing["loop_lag_p99"]
+    assert "virtual time" in missing["client_cpu"]
+
+
+def spans(late: range, by: float) -> list[Record]:
+    """100/s for 60 s; those in `late` leave `by` seconds late."""
+    records = [record(k, k * 0.01, tokens=1) for k in range(6000)]
+    for k in late:
+        records[k].sent_ns = records[k].due_ns + ns(by)
+    return records
+
+
+def test_b02_sent_share_is_of_the_worst_ten_seconds() -> None:
+    """60 of the 1,000 due in [20 s, 30 s) leave 30 s late: 94 % there, 99 % over the whole minute."""
+    found = sent_share(evidence(records=spans(range(2400, 2460), 30.0)))
+    assert found.value == pytest.approx(0.94)
+    assert level("sent_share", records=spans(range(2400, 2460), 30.0)) == "INVALID"
+
+
+def test_a_send_within_a_second_after_the_span_counts() -> None:
+    assert sent_share(evidence(records=spans(range(6000), 0.9))).value == 1.0
+    assert (
+        sent_share(evidence(records=spans(range(6000), 1.5))).value or 1
+    ) < 0.96  # half a second's worth is late in every span
+
+
+def test_a_refused_connection_is_not_the_tools_debt_but_a_drop_is() -> None:
+    records = spans(range(0), 0)
+    for k in range(2400, 2460):
+        records[k] = lost(k, k * 0.01, "failed", "connect", sent_ns=None)
+    assert sent_share(evidence(records=records)).value == 1.0
+    for k in range(2400, 2460):
+        records[k] = lost(k, k * 0.01, "dropped", release_ns=ns(k * 0.01))
+    assert sent_share(evidence(records=records)).value == pytest.approx(0.94)
+
+
+def test_few_releases_are_not_measured() -> None:
+    found = sent_share(evidence(records=[record(k, k * 1.0) for k in range(199)]))
+    assert (found.value, found.reason) == (None, "no span of 10 s holds 200 releases")
+
+
+@pytest.mark.parametrize(("dropped", "expected"), [(0, "OK"), (1, "DEGRADED"), (20, "DEGRADED"), (21, "INVALID")])
+def test_dropped_by_the_tool(dropped: int, expected: str) -> None:
+    records = [lost(k, k * 0.05, "dropped") if k < dropped else record(k, k * 0.05) for k in range(2000)]
+    assert level("dropped_share", records=records) == expected
+
+
+def test_g01_prefix_hits_of_requests_that_should_find_nothing() -> None:
+    """Four groups of 500: only the first of each should find nothing; all later ones find the prefix, as groups are for."""
+
+    def records(first: int) -> list[Record]:
+        return [record(k, k * 0.05, group=k % 4, cached=first if k < 4 else 240) for k in range(2000)]
+
+    assert level("prefix_hits", records=records(2)) == "OK"
+    assert level("prefix_hits", records=records(3)) == "DEGRADED"  # 1.2 %
+    assert level("prefix_hits", records=records(26)) == "INVALID"  # 10.2 %
+    off = {"clock": "real", "nonce": None, "scenario": {}}
+    assert level("prefix_hits", records=records(240), manifest=off) is None
+
+
+def test_a_chat_template_is_no_warm_cache() -> None:
+    records = [record(k, k * 0.05, cached=16, n_in=277) for k in range(2000)]  # 256 asked; 16 of the template's 21 tokens found
+    assert level("prefix_hits", records=records) == "OK"
+
+
+def test_wall_clock_steps_are_noted() -> None:
+    drift = [0.0, 0.001, 0.002, 1.002, 1.003]
+    samples = [Sample(t=float(t), name="wall_drift", value=value, source="kvbench") for t, value in enumerate(drift)]
+    rows = {row["check"]: row for row in judge(evidence(samples=samples))["checks"]}
+    assert (rows["clock_steps"]["value"], rows["clock_steps"]["level"]) == (1, "NOTED")
+
+
+def test_a_scenario_moves_a_threshold_or_takes_it_away() -> None:
+    manifest = {"clock": "real", "nonce": 1, "scenario": {"verdict": {"steady_requests": {"degraded": 10, "invalid": None}}}}
+    assert level("steady_requests", steady=15, manifest=manifest) == "OK"
+    assert level("steady_requests", steady=5, manifest=manifest) == "DEGRADED"
+    assert checks({"lag_p99": {"invalid": "1ms"}})["lag_p99"].invalid == pytest.approx(0.001)
+    assert checks({"sent_share": {"degraded": "90%"}})["sent_share"].degraded == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"lag_p9": {}}, "did you mean 'lag_p99'"), ({"lag_p99": {"bad": 1}}, "unknown key 'bad'"),
+        ({"lag_p99": {"invalid": "5%"}}, "is not a duration|unknown unit"),
+        ({"steady_requests": {"invalid": "many"}}, "is not a count"),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_refused(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        checks(overrides)
+
+
+def test_every_reason_has_its_number_and_advice() -> None:
+    found = judge(evidence(steady=5, lags=np.full(2000, 1.0), connects=np.full(2000, 0.01)))
+    assert found["verdict"] == "INVALID"
+    assert [row["level"] for row in found["reasons"]] == ["INVALID", "INVALID", "DEGRADED"]
+    for row in found["reasons"]:
+        assert row["advice"]
+        assert verdict.amount(row["value"], row["unit"]) in row["text"]
