@@ -28,6 +28,7 @@ class Clock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.virtual = isinstance(loop, VirtualLoop)
+        self._raw: Callable[[], Nanos] = loop.time_ns if isinstance(loop, VirtualLoop) else time.perf_counter_ns
         self.origin: Nanos = 0
         self.start()
 
@@ -37,11 +38,10 @@ class Clock:
 
     def ns(self) -> Nanos:
         """Nanoseconds since the start of the run."""
-        raw = self.loop.time_ns() if isinstance(self.loop, VirtualLoop) else time.perf_counter_ns()
-        return raw - self.origin
+        return self._raw() - self.origin
 
     def now(self) -> Seconds:
-        return self.ns() / 1e9
+        return (self._raw() - self.origin) / 1e9
 
     def timer(self, callback: Callable[[], None]) -> Timer:
         if not self.virtual and _LIBC is not None:
@@ -53,11 +53,11 @@ class Clock:
         if when <= self.now():
             await asyncio.sleep(0)
             return
-        reached = self.loop.create_future()
-        timer = self.timer(lambda: reached.done() or reached.set_result(None))
+        reached = asyncio.Event()
+        timer = self.timer(reached.set)
         timer.at(when)
         try:
-            await reached
+            await reached.wait()
         finally:
             timer.close()
 
@@ -122,7 +122,7 @@ class _FdTimer:
 
     def _set(self, when_ns: Nanos) -> None:
         spec = (ctypes.c_long * 4)(0, 0, when_ns // 10**9, when_ns % 10**9)
-        _LIBC.timerfd_settime(self.fd, 1, spec, None)  # type: ignore[union-attr]  # checked in __init__; 1 = absolute
+        _LIBC.timerfd_settime(self.fd, 1, spec, None)  # 1: absolute
 
     def fire(self) -> None:
         try:
@@ -191,5 +191,5 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise RuntimeError("virtual time: nothing is scheduled, so nothing can ever happen (a task waits for ever)")
         self._virtual_ns = max(self._virtual_ns, round(heap[0].when() * 1e9))
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
+    def run_in_executor(self, *_: Any) -> Any:  # type: ignore[override]  # refuses whatever it is given
         raise RuntimeError("virtual time does not wait for threads")

@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 import secrets
+import ssl
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,12 +14,12 @@ import numpy as np
 
 from kvbench.clock import Clock
 from kvbench.core import Request, Seconds
-from kvbench.driver import Source
 from kvbench.endpoint import Http, Sim
 from kvbench.engine.engine import Engine
 from kvbench.phases import Phase
 from kvbench.problem import Problem
 from kvbench.scenario import Scenario, ScenarioError
+from kvbench.source import Source
 from kvbench.target import Target, TargetUnreachable
 from kvbench.target.http import HttpTarget
 from kvbench.target.null import NullTarget
@@ -150,11 +151,16 @@ class Opened:
 async def open_target(scenario: Scenario, clock: Clock) -> Opened:
     """Build the target, ask it what it is, and measure the tokenizer where a server must be asked. Sends no prompt of the run.
 
-    Raises TargetUnreachable, and ScenarioError for a key that is not in the environment.
+    Raises TargetUnreachable, and ScenarioError for what the file says and this machine lacks (a key, a tokenizer, a certificate).
     """
     spec = scenario.target
     if isinstance(spec, Http):
-        return await _open_server(scenario, spec, clock)
+        try:
+            return await _open_server(scenario, spec, clock)
+        except ScenarioError:
+            raise
+        except (ValueError, ssl.SSLError) as error:
+            raise ScenarioError([Problem("", "target", str(error))]) from None
     target: Target = NullTarget(clock)
     if isinstance(spec, Sim):
         routing = int(seeds(scenario.seed)["routing"].generate_state(1)[0])

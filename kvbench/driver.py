@@ -8,13 +8,12 @@ import asyncio
 import heapq
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from kvbench.clock import Clock
 from kvbench.control.gate import Gate
 from kvbench.core import LEFT, OutcomeName, Record, Request, Seconds
+from kvbench.source import Source
 from kvbench.target import Target
 
 BATCH = 256  # ended records filed at once: one fold a second would stall the loop for 100 ms at 15,000 requests/s
@@ -22,43 +21,6 @@ AHEAD: Seconds = 2.0  # content is built at most this long before it is due,
 READY = 4096  # at most this many,
 STEP: Seconds = 1e-9  # the clock's own step: what is due within it is due
 SLICE: Seconds = 2e-3  # and for at most this long at a time: building must not make a send or a stamp late
-
-
-class Content(Protocol):
-    """What is asked: workload/mix."""
-
-    def next(self, at: Seconds) -> Request: ...
-    def follow(self, request: Request, record: Record) -> tuple[Seconds, Request] | None: ...
-
-
-class Schedule(Protocol):
-    """When it is asked, open loop: workload/schedule."""
-
-    @property
-    def due(self) -> Seconds: ...
-    def ahead(self, k: int) -> Seconds: ...
-    def pop(self) -> Seconds: ...
-
-
-class Users(Protocol):
-    """When it is asked, closed loop: so many users, each pausing between an answer and the next question."""
-
-    @property
-    def concurrency(self) -> int: ...
-    def pause(self, rng: Any) -> Seconds: ...
-
-
-class Source:
-    """One phase's arrivals: an open-loop schedule or closed users, and what they ask."""
-
-    def __init__(self, content: Content, schedule: Schedule | None = None, users: Users | None = None, rng: Any = None) -> None:
-        assert (schedule is None) != (users is None), "a source is an open-loop schedule or closed users"
-        self.content, self.schedule, self.users, self.rng = content, schedule, users, rng
-        self.ready: deque[Request] = deque()  # content built ahead
-
-    @property
-    def due(self) -> Seconds:
-        return self.schedule.due if self.schedule is not None else math.inf
 
 
 class Driver:
@@ -109,10 +71,14 @@ class Driver:
         now = self.clock.now()
         self._source = None
         self._later.clear()
-        for _, record in self.gate.withdraw():
-            self._stay(record, "withdrawn", now)
+        for request, record in self.gate.withdraw():
+            self._stay(request, record, "withdrawn", now)
         self._timer.cancel()
         self._see_through()
+
+    def unanswered(self) -> list[Record]:
+        """What is in flight, and what waits at the gate (known by its due time alone)."""
+        return [*self.live.values(), *(record for _, record in self.gate.waiting())]
 
     def cancel(self) -> None:
         """End everything in flight; each record says cancelled."""
@@ -208,8 +174,8 @@ class Driver:
         for (request, record), at in released:
             self._admit(record, at)
             self._launch(request, record)
-        for (_, record), at in shed:
-            self._stay(record, "shed", at)
+        for (request, record), at in shed:
+            self._stay(request, record, "shed", at)
 
     # ---- one request
 
@@ -297,13 +263,17 @@ class Driver:
         self._admit(record, due)
         return request, record
 
-    def _stay(self, record: Record, outcome: OutcomeName, at: Seconds) -> None:
-        """It never left: shed by a limit, dropped by the tool or withdrawn at the end of its phase. A closed user asks again."""
+    def _stay(self, request: Request, record: Record, outcome: OutcomeName, at: Seconds) -> None:
+        """It never left: shed by a limit or withdrawn at the end of its phase. Its session ends; a closed user asks again."""
         record.outcome, record.end_ns = outcome, round(at * 1e9)
         self.stayed += 1
         self._file(record)
         source = self._source
-        if source is not None and source.users is not None and self._left > 0:
+        if source is None:
+            return
+        if request.session is not None:
+            source.content.follow(request, record)
+        if source.users is not None and self._left > 0:
             heapq.heappush(self._later, (at + source.users.pause(source.rng), next(self._order), None))
 
     def _file(self, record: Record) -> None:

@@ -128,13 +128,15 @@ def _expect(name: str, arrivals: Any, time: Seconds, bound: float, traces: dict[
         return _replayed(name, arrivals, time, bound, traces[arrivals])
     if math.isinf(time) and math.isinf(bound):
         return Expected(name, None, None, arrivals.rate(0.0), arrivals.peak(), "until its bound on tokens")
-    last = reach(arrivals, bound, 0.0) if math.isfinite(bound) else math.inf
+    first = 1 if arrivals.process == "deterministic" else 0  # such a shape asks at its very start
+    last = reach(arrivals, bound - first, 0.0) if math.isfinite(bound) else math.inf
     end = min(time, last)
     if math.isinf(end):
         return Expected(name, arrivals.exposure(math.inf), None, why="the shape ends before its bound on requests")
     requests = bound if last <= time else arrivals.exposure(time)
     why = f"{arrivals.requests} at once" if isinstance(arrivals, Burst) else ""
-    return Expected(name, requests, end, requests / end if end else None, arrivals.peak(end), why)
+    mean = arrivals.exposure(end) / end if end else None
+    return Expected(name, requests, end, mean, arrivals.peak(math.nextafter(end, 0.0)), why)
 
 
 def _replayed(name: str, file: TraceFile, time: Seconds, bound: float, trace: Trace) -> Expected:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvbench.core import Seconds
-from kvbench.driver import Source
+from kvbench.source import Source
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ class Run:
         self.clock.start()
         self._self = _Self(self.clock)
         self._event("run_start", phases=[{"name": p.name, "kind": p.kind, **p.bounds()} for p in self.setup.phases])
+        self._gauge(0.0)  # counters grow from here
         ticks = asyncio.ensure_future(self._tick())
         work = asyncio.ensure_future(self._run_phases(source))
         try:
@@ -112,7 +113,7 @@ class Run:
 
     async def _phase_end(self, phase: Phase, end: Seconds) -> str:
         """Wait for the first of: the phase's time, its count (offered and over), a halt."""
-        tasks = [asyncio.ensure_future(self._halt.wait()), asyncio.ensure_future(self.driver.through.wait())]
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(event.wait()) for event in (self._halt, self.driver.through)]
         if math.isfinite(end):
             tasks.append(asyncio.ensure_future(self.clock.sleep_until(end)))
         try:
@@ -146,9 +147,7 @@ class Run:
     def _account(self, at: Seconds) -> None:
         """Bring the slots up to `at`: ended records, new tokens of live ones, the target's gauges, our own state."""
         self.driver.flush()
-        for name, value in self.setup.target.gauges(at).items():
-            self.slots.gauge(name, at, value)
-            self._tell(Sample(t=at, name=name, value=value, source="target"))
+        self._gauge(at)
         self.slots.peek(list(self.driver.live.values()), round(at * 1e9))
         self.driver.check()
         for name, value in self._self.read(at).items():
@@ -156,8 +155,13 @@ class Run:
             self._tell(Sample(t=at, name=name, value=value, source="kvbench"))
         self.slots.close(at)
 
+    def _gauge(self, at: Seconds) -> None:
+        for name, value in self.setup.target.gauges(at).items():
+            self.slots.gauge(name, at, value)
+            self._tell(Sample(t=at, name=name, value=value, source="target"))
+
     def _slide(self, at: Seconds) -> None:
-        live = list(self.driver.live.values())
+        live = self.driver.unanswered()
         self._tell(window(self.slots, max(0.0, at - self.setup.length), at, live, at))
         if self._phase is None or self._phase.kind == "drain" or self.reason:
             return

@@ -44,6 +44,7 @@ LATER = {
     "sinks": "sinks are not in this version of kvbench yet",
     "phases.baseline": "the baseline phase is not in this version of kvbench yet",
     "phases.stress": "the stress phase is not in this version of kvbench yet",
+    "phases.steady.snapshot": "snapshots within a phase are not in this version of kvbench yet",
     "phases.steady.epochs.classes": "classes that change by epoch are not in this version of kvbench yet",
     **{f"workload.{key}": "belongs into one of the classes, since there are `classes`" for key in Class.model_fields},
     "target.nodes": "several nodes are not in this version of kvbench yet",
@@ -89,7 +90,9 @@ class Workload(Spec):
 
     arrivals: Annotated[Any, OneOf("shape", SHAPES)] = Field(description="the load shape")
     classes: Annotated[dict[str, Class], Field(min_length=1, max_length=1000)] = Field(description="traffic, drawn by weight")
-    nonce: bool = Field(True, description="off: runs may warm each other's cache, and the report says so")
+    nonce: Annotated[bool, WithJsonSchema({"enum": ["on", "off", True, False], "default": "on"})] = Field(
+        True, description="off: runs may warm each other's cache, and the report says so"
+    )
 
     @field_validator("nonce", mode="before")
     @classmethod

@@ -39,7 +39,7 @@ class OneOf:
         rest = dict(value)
         name = rest.pop(self.tag)
         name = "null" if name is None and "null" in self.table else name  # an unquoted null names the null target
-        if name not in self.table:
+        if not isinstance(name, str) or name not in self.table:
             if name in self.later:
                 fault((self.tag,), f"{name!r} is not in this version of kvbench yet; it has {', '.join(self.table)}")
             fault((self.tag,), f"unknown {self.tag} {describe(name)}; known are {', '.join(self.table)}{hint(name, self.table)}")

@@ -49,7 +49,6 @@ class Steady(Spec):
     for_: Span | None = Field(None, alias="for", description="how long")
     requests: Count | None = Field(None, description="until so many requests were offered")
     tokens: Count | None = Field(None, description="until so many output tokens were received")
-    snapshot: Span | None = Field(None, description="a line of statistics as often as this")
     epochs: Annotated[list[Epoch], Field(min_length=1, max_length=10_000)] | None = Field(None, description="arrivals in turn")
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ workload:
 control: {law: bucket, rate: 5/s, burst: 10, inflight: 64, patience: 5s}
 phases:
   warmup: {policy: fixed, requests: 20}
-  steady: {for: 10m, snapshot: 5m}
+  steady: {for: 10m, requests: 9000}
   drain: {for: 2m}
 stop:
   - {kv_usage: ">= 90%", for: 2m}
@@ -60,7 +60,7 @@ KEYS = {
     "control": ("inflight: 64", "inflght: 64", "did you mean 'inflight'"),
     "phases": ("  drain:", "  darin:", "did you mean 'drain'"),
     "warmup": ("requests: 20", "request: 20", "did you mean 'requests'"),
-    "steady": ("snapshot: 5m", "snapshto: 5m", "did you mean 'snapshot'"),
+    "steady": ("requests: 9000", "reqests: 9000", "did you mean 'requests'"),
     "stop": ('kv_usage: ">= 90%"', 'kv_usaeg: ">= 90%"', "kv_usage"),
     "budget": ("response_ttft_p99: 800ms", "respons_ttft_p99: 800ms", "response_ttft_p99"),
     "budget_statistic": ("response_ttft_p99: 800ms", "response_ttft_p42: 800ms", "response_ttft_p99"),
@@ -70,6 +70,7 @@ KEYS = {
     "later_sinks": ("out: results", "sinks: []", "not in this version"),
     "later_baseline": ("  drain:", "  baseline:", "not in this version"),
     "later_stress": ("  drain:", "  stress:", "not in this version"),
+    "later_snapshot": ("requests: 9000", "snapshot: 5m", "not in this version"),
     "later_law": ("law: bucket", "law: pid", "not in this version"),
     "later_warmup": ("policy: fixed", "policy: on_demand", "not in this version"),
     "flat_beside_classes": ("  nonce: on", "  prompt: {dist: fixed, value: 1}", "belongs into one of the classes"),
@@ -118,8 +119,8 @@ TYPES = {
     "budget_list": ('budget: {response_ttft_p99: 800ms, goodput: ">= 99%"}', "budget: [1]", "mapping"),
     "inflight_text": ("inflight: 64", "inflight: many", "integer"),
     "windows_text": ("windows: {length: 10s, slide: 1s}", "windows: 10s", "windows"),
-    "steady_text": ("steady: {for: 10m, snapshot: 5m}", "steady: 10m", "steady"),
-    "phase_null": ("steady: {for: 10m, snapshot: 5m}", "steady:", "steady"),
+    "steady_text": ("steady: {for: 10m, requests: 9000}", "steady: 10m", "steady"),
+    "phase_null": ("steady: {for: 10m, requests: 9000}", "steady:", "steady"),
     "out_number": ("out: results", "out: 3", "string"),
     "rate_bool": ("rate: 5/s", "rate: true", "a rate"),
     "weight_list": ("      weight: 20%", "      weight: [20%]", "weight"),
@@ -155,7 +156,7 @@ RANGES = {
     "unknown_policy": ("policy: fixed", "policy: fxed", "did you mean 'fixed'"),
     "does_not_fit": ("model: llama-3.1-8b", "model: llama-3.1-70b", "does not fit"),
     "two_bounds": ("{policy: fixed, requests: 20}", "{policy: fixed, requests: 20, for: 5s}", "one bound"),
-    "no_bound": ("steady: {for: 10m, snapshot: 5m}", "steady: {snapshot: 5m}", "nothing ends it"),
+    "no_bound": ("steady: {for: 10m, requests: 9000}", "steady: {}", "nothing ends it"),
     "weights": ("      weight: 20%", "      weight: 30%", "100 %"),
     "temperatures": ("{0: 50%, 0.7: 50%}", "{0: 50%, 0.7: 60%}", "100 %"),
     "no_law_tag": ("law: bucket, ", "", "has no `law:`"),

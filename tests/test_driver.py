@@ -11,7 +11,8 @@ import pytest
 from kvbench.clock import Clock, VirtualLoop
 from kvbench.control.gate import Gate
 from kvbench.core import Limits, Message, Record, Request, Seconds
-from kvbench.driver import Driver, Source
+from kvbench.driver import Driver
+from kvbench.source import Source
 
 
 class Scripted:

@@ -142,6 +142,8 @@ def test_g01_prefix_hits_of_requests_that_should_find_nothing() -> None:
     assert level("prefix_hits", records=records(2)) == "OK"
     assert level("prefix_hits", records=records(3)) == "DEGRADED"  # 1.2 %
     assert level("prefix_hits", records=records(26)) == "INVALID"  # 10.2 %
+    exact = [record(k, k * 0.05, group=k % 4, cached=1, n_in=100, asked_in=100) for k in range(2000)]
+    assert level("prefix_hits", records=exact) == "DEGRADED"  # 1 % itself is too much
     off = {"clock": "real", "nonce": None, "scenario": {}}
     assert level("prefix_hits", records=records(240), manifest=off) is None
 

@@ -8,7 +8,9 @@ Finding = tuple[str, str, str]  # what, value, advice ("" where all is well)
 
 
 def doctor(
-    target: str = typer.Option(None, "--target", "-t", help="Base URL of a server to look at, for example http://127.0.0.1:8000."),
+    target: str = typer.Option(
+        None, "--target", "-t", help="Base URL of a server to look at, for example http://127.0.0.1:8000."
+    ),
     key_env: str = typer.Option(None, "--key-env", help="Environment variable that holds the server's API key."),
 ) -> None:
     """Check this machine: versions, open files, event-loop speed, clock, ports, GPU and nsys, and a target if named.
@@ -18,28 +20,25 @@ def doctor(
     from rich.console import Console
     from rich.table import Table
 
+    findings = [*_machine()]
+    code = 0
+    if target is not None:
+        found, code = _target(target, key_env)
+        findings += found
     table = Table("check", "found", "advice", box=None, pad_edge=False)
-    bad = 0
-    for what, value, advice in _findings(target, key_env):
+    for what, value, advice in findings:
         table.add_row(what, value, advice or "[green]ok[/green]")
-        bad += bool(advice)
     Console().print(table)
-    if target is not None and not _reached:
-        raise typer.Exit(6)
+    raise typer.Exit(code)
 
 
-_reached: list[str] = []
-
-
-def _findings(target: str | None, key_env: str | None) -> Iterator[Finding]:
+def _machine() -> Iterator[Finding]:
     yield from _versions()
     yield _open_files()
     yield from _loop_speed()
     yield _clock()
     yield _ports()
     yield from _tools()
-    if target is not None:
-        yield from _target(target, key_env)
 
 
 def _versions() -> Iterator[Finding]:
@@ -82,8 +81,16 @@ def _loop_speed() -> Iterator[Finding]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         late, rate = runner.run(measure())
     p50, p99 = late[len(late) // 2] * 1e3, late[int(len(late) * 0.99)] * 1e3
-    yield "timer lateness", f"p50 {p50:.2f} ms, p99 {p99:.2f} ms at 1,000/s", "" if p99 < 5 else "a busy machine: sends will be late; free some CPU"
-    yield "event loop", f"{rate:,.0f} turns/s", "" if rate > 50_000 else "slow CPU: expect a low request rate before the client is the limit"
+    yield (
+        "timer lateness",
+        f"p50 {p50:.2f} ms, p99 {p99:.2f} ms at 1,000/s",
+        "" if p99 < 5 else "a busy machine: sends will be late; free some CPU",
+    )
+    yield (
+        "event loop",
+        f"{rate:,.0f} turns/s",
+        "" if rate > 50_000 else "slow CPU: expect a low request rate before the client is the limit",
+    )
 
 
 def _clock() -> Finding:
@@ -114,17 +121,24 @@ def _tools() -> Iterator[Finding]:
     yield "nsys", shutil.which("nsys") or "not installed (only needed to profile a server on this machine)", ""
 
 
-def _target(url: str, key_env: str | None) -> Iterator[Finding]:
+def _target(url: str, key_env: str | None) -> tuple[list[Finding], int]:
+    """What answers at `url`, and the exit code: 6 where nothing does, 2 where the key is missing."""
     import asyncio
+    import os
 
     from kvbench.target import TargetUnreachable
-    from kvbench.target.http import probe
+    from kvbench.target.discover import discover
 
+    key = os.environ.get(key_env, "") if key_env else ""
+    if key_env and not key:
+        return [("target", url, f"the environment variable {key_env} is not set")], 2
     try:
-        facts = asyncio.run(probe(url, key_env))
+        facts = asyncio.run(discover([url.rstrip("/")], "", {"Authorization": f"Bearer {key}"} if key else {}, None))
     except TargetUnreachable as error:
-        yield "target", url, str(error)
-        return
-    _reached.append(url)
-    for name, value in facts.items():
-        yield f"target {name}", str(value), ""
+        return [("target", url, str(error))], 6
+    server = facts["servers"][0]
+    models = ", ".join(server["models"]) or "none listed"
+    software = " ".join(filter(None, (server["software"], server["version"]))) or "does not say"
+    advice = f"/v1/models answers {server['status']}" if server["status"] >= 400 else ""
+    context = ", ".join(f"{name}: {length:,} tokens" for name, length in server["max_context"].items()) or "not told"
+    return [("target", url, advice), ("server", software, ""), ("models", models, ""), ("context", context, "")], 0

@@ -76,9 +76,13 @@ class Gate:
         self.limits = limits
         self._tokens = min(self._tokens, limits.burst)
 
+    def waiting(self) -> list[Any]:
+        """Everything that waits, in order of arrival."""
+        return [item for item, _ in self._queue]
+
     def withdraw(self) -> list[Any]:
         """Everything that still waits, taken out: the phase is over."""
-        items = [item for item, _ in self._queue]
+        items = self.waiting()
         self._queue.clear()
         return items
 

@@ -1,5 +1,6 @@
 """report.html: one file that needs nothing else. Everything that came from a server or a scenario is escaped."""
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -158,4 +159,6 @@ def _features(summary: Mapping[str, Any]) -> str:
         mix = [f"{key}: {units.share(part)}" for key, part in found[name]["shares"].items()]
         rows.append((name, ", ".join(mix) or "-"))
     rows += [(name, f"- ({found[name]['reason']})") for name in ("head_activity_variance", "reuse_distance")]
-    return _table(("feature", "of the headline requests"), rows, "text")
+    sets = [(json.dumps(row["parameters"]), row["requests"], row["ok"], row["mean_n_out"]) for row in found["sampling"]]
+    head = ("sampling parameters", "requests", "ok", "mean output tokens")
+    return _table(("feature", "of the headline requests"), rows, "text") + _table(head, sets)

@@ -30,7 +30,7 @@ def stop(files: RunFiles, found: list[Phase]) -> dict[str, Any]:
     elif rule is not None:
         row |= {name: rule.data.get(name) for name in ("rule", "reason", "phase", "phase_kind")} | {"kind": "rule"}
     elif end is None:
-        row |= {"kind": "killed", "reason": "the run was cut off: its files end without a run_end"}
+        row |= {"kind": "killed", "reason": "the files end without the end of the run: it was killed, or still goes on"}
     return row
 
 
@@ -39,8 +39,8 @@ def exit_code(summary: dict[str, Any]) -> tuple[int, str]:
     stopped, outcomes, verdict = summary["stop"], summary["accounting"]["total"], summary["verdict"]
     if stopped["kind"] == "signal":
         return SIGNALS.get(str(stopped["signal"]), 130), str(stopped["reason"])
-    if stopped["kind"] == "error":
-        return 1, "internal error: see events.jsonl"
+    if stopped["kind"] in ("error", "killed"):
+        return 1, str(stopped["reason"])
     if not summary["self_check"]["ok"]:
         return 1, f"internal error: negative durations {summary['self_check']['negative_durations']}"
     if outcomes["unrecorded"]:

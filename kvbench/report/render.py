@@ -17,13 +17,14 @@ COLOURS = {"VALID": "bold green", "DEGRADED": "bold yellow", "INVALID": "bold re
 SERVER = ("response_ttft", "ttft", "ttfc", "tpot", "itl", "icl", "e2e", "response", "ntpot")
 SILENT = ("gate_wait", "connect", "upload")  # rows left out where they are all zero
 HEADLINES = (*SERVER, "gate_wait", "lag", "connect", "upload")
+MOST_ROWS = 12  # of phases, classes or epochs; summary.json has all
 NARROW = ("p50", "p90", "p99", "p999", "max")  # statistics that fit 80 columns beside n and mean
 WIDE = ("min", "p50", "p90", "p95", "p99", "p999", "max")
 
 
 def terminal(summary: Mapping[str, Any], console: Console) -> None:
     """Print the summary. Width, colour and what the encoding can show are the console's."""
-    for block in (verdict, ran, requests, latency, throughput, cache, budgets, closing):
+    for block in (verdict, ran, requests, latency, groups, throughput, cache, budgets, closing):
         console.print(block(summary, console.width), soft_wrap=False)
 
 
@@ -71,10 +72,13 @@ def requests(summary: Mapping[str, Any], width: int) -> RenderableType:
     shown = ["offered", "admitted", "ok", "failed"]
     shown += [name for name in (*LEFT, *STAYED, "in_flight", "unrecorded") if total[name] and name not in shown]
     table = _table("", *(name.replace("_", " ") for name in shown))
-    for name, row in (*account["phases"].items(), ("total", total)):
+    phases = list(account["phases"].items())
+    for name, row in (*phases[:MOST_ROWS], ("total", total)):
         style = "bold" if name == "total" else ""
         table.add_row(Text(plain(name)), *(f"{row[column]:,}" for column in shown), style=style)
     lines: list[RenderableType] = [table]
+    if len(phases) > MOST_ROWS:
+        lines.append(Text(f"and {len(phases) - MOST_ROWS} more phases: see summary.json", style="dim"))
     for failure in summary["failures"][:6]:
         said = f': "{plain(failure["examples"][0])}"' if failure["examples"] else ""
         line = f"{failure['n']:,} {failure['outcome']}:{plain(failure['class'])}{said}"
@@ -106,6 +110,22 @@ def latency(summary: Mapping[str, Any], width: int) -> RenderableType:
         bound = ">= " if "p99" in counted["at_least"] else ""
         lines.append(Text(f"with {counted['timeouts']:,} timeouts: response p99 {bound}{units.duration(counted['p99'])}"))
     return _block("Latency (requests that ended ok)", Group(*lines))
+
+
+def groups(summary: Mapping[str, Any], width: int) -> RenderableType:
+    """Traffic classes and the epochs of steady, where there is more than one."""
+    classes = list(summary["classes"].items())
+    epochs = [(row["name"], row) for row in summary["phases"] if row["kind"] == "steady"]
+    shown = [group for group in (classes, epochs) if len(group) > 1]
+    if not shown:
+        return Text("")
+    table = _table("", "offered", "ok", "goodput", "response_ttft p50", "p99", "tpot p50", "p99")
+    for name, row in (pair for group in shown for pair in group[:MOST_ROWS]):
+        outcomes, good = row["outcomes"], row.get("goodput", {}).get("value")
+        times = (row["latency"][metric][s] for metric in ("response_ttft", "tpot") for s in ("p50", "p99"))
+        cells = (f"{outcomes['offered']:,}", f"{outcomes['ok']:,}", units.share(good), *map(units.duration, times))
+        table.add_row(Text(plain(name)), *cells)
+    return _block("Classes and epochs", table)
 
 
 def _needs() -> str:

@@ -52,7 +52,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "tokenizer": _tokenizer(files),
         "host": files.manifest.get("host") or {},
     }
-    summary["verdict"] = judge(_evidence(files, every, cohort, head))
+    summary["verdict"] = judge(_evidence(files, every, len(head.records), summary["latency"]["ttft"]["p50"]))
     summary["budgets"] = budgets.evaluate(files.scenario.get("budget") or {}, summary)
     summary["stop_rules"] = _rules(files)
     code, why = outcome.exit_code(summary)
@@ -183,15 +183,14 @@ def _rules(files: RunFiles) -> list[dict[str, Any]]:
     return [{"rule": rule, "unread": unread, "checks": checks, "why": why} for rule, unread, checks, why in rows]
 
 
-def _evidence(files: RunFiles, every: Cohort, cohort: Cohort, head: Headline) -> Evidence:
-    first = cohort.values("ttft")
+def _evidence(files: RunFiles, every: Cohort, steady: int, ttft_p50: Seconds | None) -> Evidence:
     return Evidence(
         records=files.records,
         samples=files.samples,
         events=files.events,
         manifest=files.manifest,
-        steady=len(head.records),
+        steady=steady,
         lags=every.values("lag"),
         connects=every.values("connect"),
-        ttft_p50=float(np.median(first)) if len(first) else None,
+        ttft_p50=ttft_p50,
     )

@@ -15,11 +15,11 @@ from kvbench.core import Event, Record, Sample, Seconds, Window
 Wall = Callable[[], Seconds]
 FRAME: Seconds = 1 / 8  # of wall time between two drawings of the live view
 LINE: Seconds = 10.0  # of wall time between two plain lines
-HISTORY = 16  # windows in a sparkline
+HISTORY = 12  # windows in a sparkline
 BLOCKS = {True: " ▁▂▃▄▅▆▇█", False: " .:-=+*%#"}  # by whether the terminal takes UTF-8
 BAR = {True: "█░", False: "#-"}
 RATES = ("offered", "ok", "tokens_out", "failed", "timeout")
-QUEUE = ("running", "waiting", "preemptions")
+QUEUE = ("running", "waiting")
 GONE = (OSError, SystemExit)  # rich turns a broken pipe into SystemExit, which would end the run
 NEWS = ("stop", "anomaly", "law", "signal", "warning")  # event kinds worth a line
 
@@ -118,13 +118,13 @@ class Live:
                 pass  # the terminal went away
 
     def picture(self, totals: Mapping[str, int]) -> Group:
-        latest, width = self.latest, max(10, min(24, self.console.width - 56))
+        latest, width = self.latest, max(10, min(24, self.console.width - 64))
         lines = [self._phase(width), _counts(totals, latest)]
         offered, ok, tokens = (latest.rates.get(name, 0.0) for name in ("offered", "ok", "tokens_out"))
         rates = (f"offered {offered:.3g}/s", self._spark("offered"), f"ok {ok:.3g}/s", self._spark("ok"), f"{tokens:,.0f} tok/s")
         lines.append(_row("rate", *rates))
-        response = _quantiles(latest, "response_ttft", "from due ")
-        lines.append(_row("ttft", *_quantiles(latest, "ttft"), self._spark("ttft_p99"), *response))
+        due = [units.duration(latest.values.get(f"response_ttft_{q}")) for q in ("p50", "p99")]
+        lines.append(_row("ttft", *_quantiles(latest, "ttft"), self._spark("ttft_p99"), f"from due {' / '.join(due)}"))
         if latest.kv is not None:
             style = "red" if latest.kv >= 0.9 else "yellow" if latest.kv >= 0.75 else "green"
             queue = [f"{name} {latest.gauges[name]:.0f}" for name in QUEUE if name in latest.gauges]
@@ -240,9 +240,9 @@ def _counts(totals: Mapping[str, int], latest: Latest) -> Text:
     return line.append(f"  failing {bad:.3g}/s", style="bold red") if bad else line
 
 
-def _quantiles(latest: Latest, metric: str, label: str = "") -> list[str]:
+def _quantiles(latest: Latest, metric: str) -> list[str]:
     known = [(q, latest.values.get(f"{metric}_{q}")) for q in ("p50", "p99")]
-    return [f"{label}{q} {units.duration(value)}" for q, value in known if value is not None]
+    return [f"{q} {units.duration(value)}" for q, value in known if value is not None]
 
 
 VIEWS: dict[str, type[Live] | type[Plain] | type[Quiet]] = {"live": Live, "plain": Plain, "quiet": Quiet}

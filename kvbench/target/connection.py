@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvbench.clock import Clock
 from kvbench.core import Nanos, OutcomeName
-from kvbench.target.openai import REJECTED, Answer
+from kvbench.target.answer import REJECTED, Answer
 from kvbench.units import Span
 
 NEVER = 1 << 62

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from kvbench.clock import Clock, wall_time
 from kvbench.core import Nanos, Record, Request, Seconds
+from kvbench.target.answer import Answer
 from kvbench.target.connection import NEVER, Connection, Timeouts, limit_ns
 from kvbench.target.discover import discover, tokenize
-from kvbench.target.openai import PATHS, Answer, body
+from kvbench.target.openai import PATHS, body
 from kvbench.target.origin import ConnectError, Origin
 
 STALE_WITHIN: Nanos = 1_000_000_000  # a kept-alive connection that closes later than this after a send was in use, not stale
@@ -121,7 +122,8 @@ class HttpTarget:
                 await self.clock.sleep_until(again / 1e9)
                 await self._attempt(origin, payload, answer, entered, until)
         except asyncio.CancelledError:
-            answer.stop(self.clock.ns(), "cancelled", "")
+            if not record.outcome:  # it was connecting, or waiting for another try
+                answer.stop(self.clock.ns(), "cancelled", "")
             raise
 
     async def _attempt(self, origin: Origin, payload: bytes, answer: Answer, entered: Nanos, until: Nanos) -> None:
@@ -180,7 +182,7 @@ def _forget(record: Record) -> None:
 def _retry_after(value: bytes) -> Seconds | None:
     """A Retry-After header, in seconds from now: a number or an HTTP date. None where there is none or it makes no sense."""
     text = value.decode("latin-1").strip()
-    if text.isdigit():
+    if text.isdecimal():
         return float(text)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - wall_time())

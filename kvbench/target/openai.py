@@ -1,17 +1,13 @@
-"""The OpenAI-compatible dialect: a request's body, and what the bytes of an answer mean for its Record. No sockets, no clock."""
+"""The OpenAI-compatible dialect: a request's body, the shape of an answer's events, and the texts of its errors."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
-from kvbench.core import Nanos, OutcomeName, Record, Request
-from kvbench.target.sse import DONE, SseParser
+from kvbench.core import Request
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-REJECTED = (429, 503)
-SHORT = 300  # characters of a server's complaint that a record keeps
-HELD = 1 << 24  # bytes of a body that is not a stream; a longer one cannot be an answer
 
 
 def body(request: Request, model: str, prompt: Mapping[str, Any], options: Mapping[str, Any], extra: Mapping[str, Any]) -> bytes:
@@ -27,22 +23,22 @@ def body(request: Request, model: str, prompt: Mapping[str, Any], options: Mappi
     return msgspec.json.encode(fields)
 
 
-class _CachedTokens(msgspec.Struct, gc=False):
+class CachedTokens(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _ReasoningTokens(msgspec.Struct, gc=False):
+class ReasoningTokens(msgspec.Struct, gc=False):
     reasoning_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct, gc=False):
+class Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _CachedTokens | None = None
-    completion_tokens_details: _ReasoningTokens | None = None
+    prompt_tokens_details: CachedTokens | None = None
+    completion_tokens_details: ReasoningTokens | None = None
 
 
-class _Delta(msgspec.Struct, gc=False):
+class Delta(msgspec.Struct, gc=False):
     """Part of an answer, or a whole message. Fields are `Any` where servers disagree on the type; true means "something came"."""
 
     content: Any = None
@@ -53,295 +49,35 @@ class _Delta(msgspec.Struct, gc=False):
     function_call: Any = None
 
 
-class _Choice(msgspec.Struct, gc=False):
+class Choice(msgspec.Struct, gc=False):
     index: int = 0
-    delta: _Delta | None = None
+    delta: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
 
 
-class _WholeChoice(_Choice, gc=False):
-    message: _Delta | None = None
+class WholeChoice(Choice, gc=False):
+    message: Delta | None = None
 
 
-class _Chunk(msgspec.Struct, gc=False):
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+class Chunk(msgspec.Struct, gc=False):
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
     error: Any = None
 
 
-class _Whole(msgspec.Struct):
-    choices: list[_WholeChoice] | None = None
-    usage: _Usage | None = None
+class Whole(msgspec.Struct):
+    choices: list[WholeChoice] | None = None
+    usage: Usage | None = None
     error: Any = None
 
 
-_Shape = TypeVar("_Shape", _Chunk, _Whole)
-_DECODE = msgspec.json.Decoder(_Chunk).decode
-
-
-class Answer:
-    """One response being read into `record`: `start` at its headers, `feed` per read, then exactly one of `end` and `stop`.
-
-    Token-bearing is an event with answer text, reasoning, a refusal, a tool call or a function call in any choice; role-only,
-    empty and usage-only events, comments and unknown fields (encrypted reasoning) are not. `finished` is set by [DONE].
-    """
-
-    def __init__(self, record: Record, keep_text: bool, secrets: Sequence[str] = ()) -> None:
-        self.record = record
-        self._secrets = secrets  # never to appear in what is kept of a complaint
-        self.status = 0
-        self.retry_after = b""
-        self.finished = False
-        self.unterminated = False  # the last event lacked its blank line
-        self.keeps_text = keep_text
-        self._texts: list[str] = []
-        self._sse: SseParser | None = None  # None: not a stream, or not known yet
-        self._whole = False  # known not to be a stream
-        self._held = b""  # such a body, as far as it is here
-        self._usage: _Usage | None = None
-        self._usage_whole = False  # the usage seen is that of all choices
-        self._closed_ns: Nanos | None = None  # finish_reason or [DONE]
-        self._events = 0
-        self._detailed = False  # token_n or token_choice is being kept
-
-    def start(self, status: int, event_stream: bool, retry_after: bytes) -> None:
-        """The headers are here. `event_stream`: the server says text/event-stream; where it does not, the first byte decides."""
-        self.status = self.record.status = status
-        self.retry_after = retry_after
-        if event_stream and 200 <= status < 300:
-            self._sse = SseParser()
-
-    def feed(self, data: bytes, now: Nanos) -> None:
-        """Body bytes that arrived at `now`."""
-        if self._sse is None:
-            self._sse = self._hold(data)
-            if self._sse is None:
-                return
-        events = self._sse.feed(data)
-        if self._sse.names:
-            events = self._sift(events, self._sse.names)
-        if events:
-            self._read(events, now)
-
-    def _read(self, events: list[bytes], now: Nanos) -> None:
-        """The hot loop: one typed decode per event, everything unusual in a call of its own."""
-        record, keeps_text, detailed, spoke = self.record, self.keeps_text, self._detailed, False
-        token_ns = record.token_ns
-        before = len(token_ns)
-        self._events += len(events)
-        if events[-1] == DONE:  # cheaper here than as an event that does not decode
-            self.finished, self._closed_ns = True, now
-            del events[-1]
-        for payload in events:
-            try:
-                chunk = _DECODE(payload)
-            except (msgspec.DecodeError, RecursionError):
-                repaired = self._odd(payload, now)
-                if repaired is None:
-                    continue
-                chunk = repaired
-            choices, usage = chunk.choices, chunk.usage
-            if not choices or chunk.error is not None:
-                self._bare(chunk, payload)
-                choices = choices or []
-            if usage is not None:
-                self._usage = usage
-            for choice in choices:
-                delta = choice.delta
-                said = choice.text if delta is None else delta.content
-                if said or (delta is not None and _unsaid(delta)):
-                    if detailed or usage is not None or choice.index:
-                        detailed = self._detail(choice.index, usage)
-                    token_ns.append(now)
-                    if said:
-                        spoke = True
-                        if keeps_text and not choice.index and isinstance(said, str):
-                            self._texts.append(said)
-                if choice.finish_reason is not None:
-                    record.finish = choice.finish_reason
-                    self._closed_ns = now
-        if len(token_ns) > before:
-            record.reads += 1
-            if not before:
-                record.first_ns = now
-            if spoke and record.content_ns is None:
-                record.content_ns = now
-
-    def _detail(self, index: int, usage: _Usage | None) -> bool:
-        """Before a token is noted. `token_n` lives while every token-bearing event so far carried usage, `token_choice` from
-        the first index above 0. True while either is kept."""
-        record = self.record
-        if usage is None or usage.completion_tokens is None:
-            record.token_n = None
-        elif record.token_n is not None:
-            record.token_n.append(usage.completion_tokens)
-        elif not record.token_ns:
-            record.token_n = [usage.completion_tokens]
-        if record.token_choice is not None:
-            record.token_choice.append(index)
-        elif index:
-            record.token_choice = [0] * len(record.token_ns) + [index]
-        self._detailed = record.token_n is not None or record.token_choice is not None
-        return self._detailed
-
-    def _sift(self, events: list[bytes], names: dict[int, bytes]) -> list[bytes]:
-        """Events with names: `error` fails the request, other names say nothing about the data."""
-        for position, name in names.items():
-            if name == b"error":
-                self._events += 1
-                self._error_event(events[position])
-        return [event for position, event in enumerate(events) if names.get(position) != b"error"]
-
-    def _bare(self, chunk: _Chunk, payload: bytes) -> None:
-        """An event without choices (usage, or nothing we know), or with an error."""
-        if chunk.error is not None:
-            self._complaint(chunk.error)
-        elif chunk.usage is not None:
-            self._usage_whole = True
-        elif _is_old_error(payload):
-            self._error_event(payload)
-        elif chunk.choices is None:
-            self.record.ignored += 1
-
-    def _hold(self, data: bytes) -> SseParser | None:
-        """Keep what is not a stream. Where the headers left that open the first byte of a 2xx body decides: a parser, or None."""
-        if not self._whole and 200 <= self.status < 300:
-            first = data.lstrip()[:1]
-            if first and first not in b'{[<"':
-                return SseParser()
-            self._whole = bool(first)
-        if len(self._held) < HELD:
-            self._held += data
-        return None
-
-    def _odd(self, payload: bytes, now: Nanos) -> _Chunk | None:
-        """An event that does not decode: [DONE], or a damaged one."""
-        if payload.strip() == DONE:
-            self.finished, self._closed_ns = True, now
-            return None
-        return self._repair(payload, _Chunk)
-
-    def _repair(self, payload: bytes, shape: type[_Shape]) -> _Shape | None:
-        """Invalid UTF-8 is replaced and counted. What is no JSON of that shape even so is malformed: the request has failed."""
-        text = payload.decode("utf-8", "replace")
-        replaced = text.count("\ufffd") - payload.count(b"\xef\xbf\xbd")
-        if replaced:
-            self.record.replaced += replaced
-            try:
-                return msgspec.json.decode(text, type=shape)
-            except (msgspec.DecodeError, RecursionError):
-                pass
-        self.record.malformed += 1
-        self._keep_error(f"malformed: {text}")
-        return None
-
-    def _error_event(self, payload: bytes) -> None:
-        try:
-            said = msgspec.json.decode(payload)
-        except (msgspec.DecodeError, RecursionError):
-            said = payload.decode("utf-8", "replace")
-        self._complaint(said.get("error") or said if isinstance(said, dict) else said)
-
-    def _complaint(self, said: Any) -> None:
-        """The server reports an error inside a 2xx: the request has failed, whatever follows."""
-        if said is not False and said != "":  # some servers write an empty `error` beside a good answer
-            self.record.cause = self.record.cause or ("error_body" if self._sse is None else "stream_error")
-            self._keep_error(_complaint_text(said))
-
-    def _keep_error(self, text: str) -> None:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        self.record.error = self.record.error or text[:SHORT]
-
-    def end(self, now: Nanos) -> None:
-        """The body ended as HTTP says it should."""
-        if self._sse is not None:
-            last = self._sse.end()
-            if last is not None:
-                self.unterminated = True
-                events = self._sift([last], self._sse.names)
-                if events:
-                    self._read(events, now)
-        elif 200 <= self.status < 300:
-            self._read_whole(now)
-        self._settle("failed", "truncated" if self._events else "empty", now)
-
-    def stop(self, now: Nanos, outcome: OutcomeName, cause: str, why: str = "") -> None:
-        """It ended otherwise: the connection was lost or never made, a timeout, a cancellation, bytes that are not HTTP."""
-        self._settle(outcome, cause, now, why)
-
-    def _read_whole(self, now: Nanos) -> None:
-        """A body that is no stream, read as one JSON answer: there are no token times in it."""
-        record = self.record
-        record.streamed = False
-        if not self._held.strip():
-            return
-        chunk: _Whole | None
-        try:
-            chunk = msgspec.json.decode(self._held, type=_Whole)
-        except (msgspec.DecodeError, RecursionError):
-            chunk = self._repair(self._held, _Whole)
-            if chunk is None:
-                return
-        self._usage, self._usage_whole = chunk.usage, True
-        if chunk.error is not None:
-            self._complaint(chunk.error)
-        elif not chunk.choices and _is_old_error(self._held):
-            self._error_event(self._held)
-        for choice in chunk.choices or ():
-            self._closed_ns = now
-            record.finish = choice.finish_reason or record.finish
-            said = choice.text if choice.message is None else choice.message.content
-            if self.keeps_text and not choice.index and isinstance(said, str):
-                self._texts.append(said)
-
-    def _settle(self, outcome: OutcomeName, cause: str, now: Nanos, why: str = "") -> None:
-        """The outcome, and the counts. What the server said comes before what ended the reading; `outcome`, `cause` and `why` are
-        for an answer that was neither refused, nor wrong, nor complete. Cancelled stays cancelled."""
-        record = self.record
-        if outcome == "cancelled":
-            record.outcome, record.cause = outcome, cause
-        elif self.status and not 200 <= self.status < 300:
-            record.outcome = "rejected" if self.status in REJECTED else "failed"
-            record.cause = f"http_{self.status}"
-            self._keep_error(_body_text(self._held))
-        elif record.cause:  # the server complained
-            record.outcome = "failed"
-        elif record.malformed:
-            record.outcome, record.cause = "failed", "malformed"
-        elif self._closed_ns is not None:
-            record.outcome = "ok"
-        else:
-            record.outcome, record.cause = outcome, cause
-            self._keep_error(why)
-        record.end_ns = now
-        record.done_ns = record.token_ns[-1] if record.token_ns else self._closed_ns
-        if self._texts:
-            record.text = "".join(self._texts)
-        self._count()
-
-    def _count(self) -> None:
-        record, usage = self.record, self._usage
-        if usage is not None:
-            record.n_in = usage.prompt_tokens
-            if usage.prompt_tokens_details is not None:
-                record.cached = usage.prompt_tokens_details.cached_tokens
-            if usage.completion_tokens_details is not None:
-                record.reasoning = usage.completion_tokens_details.reasoning_tokens
-            # usage beside the tokens of one of several choices is that choice's alone
-            if usage.completion_tokens is not None and (self._usage_whole or record.token_choice is None):
-                record.n_out, record.source = usage.completion_tokens, "usage"
-        if record.n_out is None and (record.token_ns or (record.outcome == "ok" and record.streamed)):
-            record.n_out, record.source = len(record.token_ns), "events"
-
-
-def _unsaid(delta: _Delta) -> bool:
-    """Whether an event without answer text bears a token all the same."""
+def bears_token(delta: Delta) -> bool:
+    """Whether an event without answer text bears a token all the same: reasoning, a tool or function call, a refusal."""
     return bool(delta.reasoning_content or delta.reasoning or delta.tool_calls or delta.function_call or delta.refusal)
 
 
-def _is_old_error(payload: bytes) -> bool:
+def is_old_error(payload: bytes) -> bool:
     """{"object": "error", "message": ...}: how servers reported an error before they nested it."""
     try:
         return isinstance(said := msgspec.json.decode(payload), dict) and said.get("object") == "error"
@@ -349,7 +85,7 @@ def _is_old_error(payload: bytes) -> bool:
         return False
 
 
-def _complaint_text(said: Any) -> str:
+def complaint_text(said: Any) -> str:
     """{"message": m, "type": t, "code": c} as "m (t, c)"; anything else as it is."""
     if isinstance(said, dict):
         kind = ", ".join(str(said[key]) for key in ("type", "code") if said.get(key) is not None)
@@ -358,7 +94,7 @@ def _complaint_text(said: Any) -> str:
     return str(said)
 
 
-def _body_text(held: bytes) -> str:
+def body_text(held: bytes) -> str:
     """What an error body says: its `error` or `detail` where it is JSON, else its text."""
     try:
         said = msgspec.json.decode(held)
@@ -366,4 +102,4 @@ def _body_text(held: bytes) -> str:
         return held.decode("utf-8", "replace").strip()
     if isinstance(said, dict):
         said = said.get("error") or said.get("detail") or said
-    return _complaint_text(said)
+    return complaint_text(said)

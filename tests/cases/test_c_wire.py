@@ -129,6 +129,25 @@ def test_c08_a_stale_connection_is_replaced_once_and_counted() -> None:
         assert record.sent_ns <= record.written_ns <= record.first_ns
 
 
+def test_c08_the_time_lost_on_a_stale_connection_is_connection_time() -> None:
+    def script(seen: Seen) -> Reply:
+        return Reply([(150, b"")], framing="raw", after="rst") if seen.number == 1 else GOOD
+
+    async def play(target: HttpTarget, stub: Stub) -> Record:
+        for number in range(2):
+            request, record = ask(number)
+            entered = target.clock.ns()
+            await target.send(request, record)
+        record.due_ns = entered
+        return record
+
+    record = over_loopback(script, play)
+    assert (record.outcome, record.stale) == ("ok", True)
+    assert record.connect_ns >= 149e6
+    assert record.sent_ns - record.due_ns == pytest.approx(record.connect_ns, abs=5e6)
+    assert record.first_ns - record.sent_ns < 149e6
+
+
 @pytest.mark.parametrize("early", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n", b"H"])
 def test_c08_nothing_is_sent_again_once_a_byte_of_an_answer_came(early: bytes) -> None:
     def script(seen: Seen) -> Reply:

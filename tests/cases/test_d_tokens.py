@@ -150,6 +150,18 @@ def test_several_choices_keep_their_own_times() -> None:
     assert (record.token_choice, record.n_out, record.text) == ([0, 0, 1, 0], 4, "abd")
 
 
+def test_usage_beside_one_of_several_choices_is_not_the_total() -> None:
+    def choice(index: int, count: int) -> bytes:
+        return sse({"choices": [{"index": index, "delta": {"content": "x"}}], "usage": usage(3, count)})
+
+    parts = [(1, choice(0, 1)), (2, choice(1, 1)), (3, choice(0, 2))]
+    alone = read([*parts, (5, FIN + DONE)])
+    assert (alone.token_n, alone.token_choice) == ([1, 1, 2], [0, 1, 0])
+    assert (alone.n_in, alone.n_out, alone.source) == (3, 3, "events")
+    total = read([*parts, (5, FIN + U(3, 7) + DONE)])
+    assert (total.n_out, total.source) == (7, "usage")
+
+
 def test_cached_and_reasoning_counts_are_null_unless_given() -> None:
     full = {"prompt_tokens_details": {"cached_tokens": 64}, "completion_tokens_details": {"reasoning_tokens": 5}}
     record = read([(1, C("a") + FIN + sse({"choices": [], "usage": usage(90, 8) | full}) + DONE)])

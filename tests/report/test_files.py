@@ -36,6 +36,7 @@ def test_a_killed_run_is_summarised_from_every_prefix(run: Path) -> None:
         summary = summarise(load(run))
         assert summary["run"]["partial"]
         assert summary["stop"]["kind"] == "killed"
+        assert summary["exit"]["code"] == 1  # never "whole"
         total = summary["accounting"]["total"]
         assert total["offered"] == total["ok"] + total["failed"] + total["in_flight"]
 

@@ -13,7 +13,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from kvbench.cli.report import report
-from kvbench.core import Window
+from kvbench.core import Event, Window
 from kvbench.report import chart, render
 from kvbench.report.files import load
 from kvbench.report.summary import summarise
@@ -60,6 +60,24 @@ def test_the_verdict_comes_first_and_no_line_is_wider_than_the_terminal(run: Pat
     assert max(len(line) for line in text.splitlines()) <= width
     for section in ("Requests", "Latency", "Throughput", "KV cache", "Budgets", "What to do next", "files: "):
         assert section in text
+
+
+def test_classes_and_epochs_stand_side_by_side(tmp_path: Path) -> None:
+    """Two classes in two epochs; 1 s against 0.1 s to the first token. With one of each there is no such table."""
+    start, end = "phase_start", "phase_end"
+    second = {"phase": "steady-2", "phase_kind": "steady", "bounds": {}, "reason": "duration", "offered": 10}
+    events = [Event(t=10.0, kind=start, data=second), Event(t=20.0, kind=end, data=second)]
+    records = [record(k, float(k), cls="chat" if k % 2 else "bulk", ttft=0.1 if k % 2 else 1.0) for k in range(10)]
+    records += [record(10 + k, 10.0 + k, cls="chat", phase="steady-2") for k in range(10)]
+    summary = summarise(load(write(tmp_path / "run", records, offered=10, events=events)))
+    rows = {line.split()[0]: line.split()[1:] for line in printed(summary).split("Classes and epochs")[1].splitlines()[2:6]}
+    assert rows["bulk"][:2] == ["5", "5"]
+    assert rows["chat"][:2] == ["15", "15"]
+    assert rows["bulk"][3:5] == ["1", "s"]
+    assert rows["steady"][3:5] == ["100", "ms"]
+    assert rows["steady-2"][:2] == ["10", "10"]
+    assert summary["headline"]["seconds"] == 20.0
+    assert "Classes and epochs" not in printed(summarise(load(write(tmp_path / "one", [record(0, 0.0)]))))
 
 
 def test_a_server_cannot_drive_the_terminal(run: Path) -> None:

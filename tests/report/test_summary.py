@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvbench.core import Record, Sample
 from kvbench.report.files import load
-from kvbench.report.summary import summarise
+from kvbench.report.summary import strict, summarise
 from tests.report.build import gauges, lost, ns, record, write
 
 
@@ -147,6 +148,22 @@ def test_b08_burst_and_gate_are_told(tmp_path: Path) -> None:
         r.done_ns = r.end_ns = r.token_ns[-1]
     pacing = summary(tmp_path, records)["pacing"]
     assert (pacing["max_sends_per_100ms"], pacing["blocked_at_gate"]) == (16, 64)
+
+
+def test_sends_within_a_hundred_milliseconds_are_counted_wherever_they_fall(tmp_path: Path) -> None:
+    """Every 30 ms: four begin within any 100 ms (0, 30, 60, 90), never five."""
+    assert summary(tmp_path, [record(k, k * 0.03) for k in range(50)])["pacing"]["max_sends_per_100ms"] == 4
+
+
+def test_what_arrives_after_steady_is_not_its_throughput(tmp_path: Path) -> None:
+    """Due at 9.0 s, a token every 0.5 s from 9.5 s on: one of ten before 10 s, and the one at 10.0 s is the next interval's."""
+    found = summary(tmp_path, [record(0, 9.0, ttft=0.5, tokens=10, gap=0.5)])
+    assert found["tokens"]["output_rate"]["n"] == 1
+
+
+def test_no_number_that_is_not_finite_leaves() -> None:
+    odd = {"a": float("inf"), "b": [float("nan"), np.float64(2.5), np.int64(3)], 4: (1.0, -float("inf"))}
+    assert strict(odd) == {"a": None, "b": [None, 2.5, 3], "4": [1.0, None]}
 
 
 def test_goodput_counts_each_class_by_its_own_limits_and_all_that_was_offered(tmp_path: Path) -> None:

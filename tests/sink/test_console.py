@@ -29,7 +29,12 @@ def start(phase: str = "steady", seconds: float = 600.0) -> Event:
 
 def window(end: float, **values: float | None) -> Window:
     counts = {"offered": 30, "ok": 28, "tokens_out": 5000, "failed": 0, "timeout": 0}
-    return Window(start=end - 10, end=end, counts=counts, values={"ttft_p50": 0.12, "ttft_p99": 0.8, **values})
+    return Window(
+        start=end - 10,
+        end=end,
+        counts=counts,
+        values={"ttft_p50": 0.12, "ttft_p99": 0.8, "response_ttft_p50": 0.13, "response_ttft_p99": 0.9, **values},
+    )
 
 
 def console(width: int = 80, **options: Any) -> tuple[Console, io.StringIO]:
@@ -56,6 +61,7 @@ def fed(total: int = 3) -> Live:
 def test_live_shows_phase_time_counts_first_tokens_and_cache() -> None:
     text = picture(fed())
     for part in ("steady", "1/3", "49 s of 10m00s", "offered 1,234", "admitted 1,230", "done 1,200", "p50 120 ms", "p99 800 ms",
+                 "from due 130 ms / 900 ms",
                  "offered 3/s", "ok 2.8/s", "500 tok/s", "79.5 %", "running 12", "█"):  # fmt: skip
         assert part in text, part
     assert max(len(line) for line in text.splitlines()) <= 80
@@ -93,11 +99,11 @@ def test_plain_says_a_line_at_once_and_then_every_ten_seconds() -> None:
     view = Plain(screen, 2, wall)
     view.write(start())
     view.write(window(20.0, kv_usage_mean=0.25))
-    for step in range(310):  # 31 s
+    for step in range(410):  # 41 s
         wall.now = step * 0.1
         view.refresh(TOTALS)
     lines = out.getvalue().splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert lines[0] == (
         "[20 s] steady 1/2 | 10 s of 10m00s | offered 1,234 admitted 1,230 done 1,200 inflight 30"
         " | ttft p50 120 ms p99 800 ms | kv 25 %"

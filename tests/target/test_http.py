@@ -16,7 +16,7 @@ from kvbench.clock import Clock
 from kvbench.core import Record
 from kvbench.target import TargetUnreachable
 from kvbench.target.connection import Timeouts
-from kvbench.target.http import HttpTarget
+from kvbench.target.http import HttpTarget, _retry_after
 from tests.stub.stub import DONE, FIN, JSON, C, Reply, Seen, Stub, U, answer_json, stream
 from tests.target.wire import ask, one, over_loopback, render
 
@@ -207,6 +207,14 @@ def test_a_secret_that_the_server_repeats_is_blotted_out() -> None:
         answer_json({"error": f"bad key {SECRET} from team blue-1234"}, 401), key=SECRET, headers={"X-Team": "blue-1234"}
     )
     assert (record.cause, record.error) == ("http_401", "bad key *** from team ***")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(b"3", 3), (b" 0 ", 0), (b"", None), (b"soon", None), (b"\xb2", None), (b"Thu, 01 Jan 1970 00:00:00 GMT", 0)],
+)
+def test_retry_after(value: bytes, seconds: float | None) -> None:
+    assert _retry_after(value) == seconds
 
 
 def vllm_like(seen: Seen) -> Reply:

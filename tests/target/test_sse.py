@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.target.sse import SseParser
@@ -48,25 +48,29 @@ def parsed(pieces: list[bytes]) -> list[tuple[bytes, bytes]]:
     return events
 
 
-TEXTS = [
-    b"data: ",
-    b"data:",
+LINES = [
+    b"data: {}",
+    b"data:x",
+    b"data:  y",
     b"data",
     b"event: error",
     b"event:x",
     b": ping",
     b":",
     b"id: 7",
-    b"retry: 5",
-    b"{}",
-    b" ",
-    b"x",
-    b"\xff",
+    b"data: \xff",
+    b"",
+    b"",
 ]
-BREAKS = [b"\n", b"\n\n", b"\n\n", b"\r\n", b"\r", b"\r\n\r\n", b"\n\r\n"]
-STREAMS = st.lists(st.sampled_from(TEXTS + BREAKS + BREAKS + [b"data: {}\n\n", b"\xef\xbb\xbf"]), max_size=25).map(b"".join)
+BREAKS = [b"\n", b"\r\n", b"\r", b""]  # the last: a line that runs into the next one
+STREAMS = st.builds(
+    lambda mark, lines: mark + b"".join(line + ending for line, ending in lines),
+    st.sampled_from([b"", b"", b"\xef\xbb\xbf", b"\xef\xbb"]),
+    st.lists(st.tuples(st.sampled_from(LINES), st.sampled_from(BREAKS)), max_size=12),
+)
 
 
+@settings(max_examples=300)
 @given(STREAMS, st.lists(st.integers(0, 120), max_size=8))
 def test_any_cut_gives_the_events_of_the_standard(stream: bytes, cuts: list[int]) -> None:
     places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
@@ -74,6 +78,7 @@ def test_any_cut_gives_the_events_of_the_standard(stream: bytes, cuts: list[int]
     assert parsed(pieces) == by_the_book(stream)[0]
 
 
+@settings(max_examples=300)
 @given(STREAMS)
 def test_byte_by_byte_gives_the_events_of_the_standard(stream: bytes) -> None:
     assert parsed([stream[i : i + 1] for i in range(len(stream))]) == by_the_book(stream)[0]

@@ -8,9 +8,9 @@ import uvloop
 
 from kvbench.clock import Clock
 from kvbench.core import Message, Record, Request
+from kvbench.target.answer import Answer
 from kvbench.target.connection import NEVER, Connection, Timeouts
 from kvbench.target.http import HttpTarget
-from kvbench.target.openai import Answer
 from tests.stub.stub import Reply, Seen, Stub
 
 MS = 1_000_000
