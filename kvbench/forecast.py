@@ -17,7 +17,8 @@ from kvbench.scenario import Bucket, Scenario
 from kvbench.spec import plain
 from kvbench.timetable import Fixed
 from kvbench.workload.arrivals import Burst
-from kvbench.workload.classes import shares
+from kvbench.workload.chaos import Chaos
+from kvbench.workload.classes import Class, shares
 from kvbench.workload.schedule import Closed, reach
 from kvbench.workload.traces import Trace, TraceFile
 
@@ -40,12 +41,13 @@ class Expected:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Per arrival: mean prompt and answer tokens, mean of prompt x answer + answer^2 / 2 (token-steps a request holds), and the
-    longest request, where each is known before the run."""
+    """Per arrival, all its turns together: means of prompt and answer tokens, of token-steps held (prompt x answer +
+    answer^2 / 2 of each turn) and of turns; and the longest request there can be."""
 
     prompt: float
     answer: float
     held: float
+    turns: float
     longest: int
 
 
@@ -164,32 +166,55 @@ def _peak(dues: list[Seconds], over: Seconds = 10.0) -> float:
 
 def _tokens(scenario: Scenario, traces: dict[TraceFile, Trace]) -> Tokens | None:
     """The mix's tokens per arrival; None where only a file of texts knows."""
-    prompt = answer = held = 0.0
-    longest = 0
+    parts = []
     for name, share in shares(scenario.workload.classes).items():
         one = scenario.workload.classes[name]
-        if one.trace:
-            rows = traces[one.trace].rows
-            means = (sum(row.n_in for row in rows) / len(rows), sum(row.n_out for row in rows) / len(rows))
-            holding = sum(row.n_in * row.n_out + row.n_out**2 / 2 for row in rows) / len(rows)
-            most = max(row.n_in + row.n_out for row in rows)
-        elif (found := one.mean_tokens()) and (ends := one.longest()) and one.output and one.output.lengths:
-            means, most = found, ends[1]
-            lengths = one.output.lengths
-            square = sum(lengths.quantile((i + 0.5) / GRID) ** 2 for i in range(GRID)) / GRID
-            holding = means[0] * means[1] + square / 2
-        else:
+        found = _traced(traces[one.trace]) if one.trace else _generated(one, *_stretch(scenario))
+        if found is None:
             return None
-        prompt, answer, held = prompt + share * means[0], answer + share * means[1], held + share * holding
-        longest = max(longest, most)
-    return Tokens(prompt, answer, held, longest)
+        parts.append((share, found))
+    means = ("prompt", "answer", "held", "turns")
+    prompt, answer, held, turns = (sum(share * getattr(found, key) for share, found in parts) for key in means)
+    return Tokens(prompt, answer, held, turns, max(found.longest for _, found in parts))
+
+
+def _traced(trace: Trace) -> Tokens:
+    rows, arrivals = trace.rows, len(trace.dues) or len(trace.rows)
+    prompt, answer = sum(row.n_in for row in rows), sum(row.n_out for row in rows)
+    held = sum(row.n_in * row.n_out + row.n_out**2 / 2 for row in rows)
+    longest = max(row.n_in + row.n_out for row in rows)
+    return Tokens(prompt / arrivals, answer / arrivals, held / arrivals, len(rows) / arrivals, longest)
+
+
+def _generated(one: Class, mean: float, most: float) -> Tokens | None:
+    """`mean`, `most`: the factor on drawn lengths, of chaos; shared prefixes keep theirs."""
+    found, ends = one.mean_tokens(), one.longest()
+    if found is None or ends is None or one.output is None or one.output.lengths is None:
+        return None
+    lengths, turns = one.output.lengths, one.sessions.turns.mean() if one.sessions else 1.0
+    square = sum(lengths.quantile((i + 0.5) / GRID) ** 2 for i in range(GRID)) / GRID
+    prompt, answer = found[0] * mean, found[1] * mean
+    prefix = one.prefixes.tokens.bounds()[1] if one.prefixes else 0
+    longest = prefix + round((ends[1] - prefix) * most)
+    return Tokens(prompt, answer, prompt * answer / turns + turns * square * mean**2 / 2, turns, longest)
+
+
+def _stretch(scenario: Scenario) -> tuple[float, float]:
+    """Mean and largest factor on lengths (log-uniform spells of chaos); (1, 1) without any."""
+    shapes = [scenario.workload.arrivals, *(epoch.arrivals for epoch in scenario.phases.steady.epochs or ())]
+    spells = [
+        shape.lengths for shape in shapes if isinstance(shape, Chaos) and shape.lengths and shape.lengths.max > shape.lengths.min
+    ]
+    if not spells:
+        return 1.0, 1.0
+    return max((s.max - s.min) / math.log(s.max / s.min) for s in spells), max(s.max for s in spells)
 
 
 def _token_facts(tokens: Tokens | None, requests: float | None) -> dict[str, Any]:
     if tokens is None:
         return {"why": "only the file of prompts knows"}
     totals = {"prompt_total": tokens.prompt * requests, "answer_total": tokens.answer * requests} if requests is not None else {}
-    return {"prompt_mean": tokens.prompt, "answer_mean": tokens.answer, **totals}
+    return {"prompt_mean": tokens.prompt, "answer_mean": tokens.answer, "turns_mean": tokens.turns, **totals}
 
 
 def _context(scenario: Scenario, tokens: Tokens | None) -> dict[str, Any]:

@@ -341,6 +341,17 @@ def test_kv_and_context(tmp_path: Path) -> None:
     assert 0.02 < step < 0.2
 
 
+def test_turns_and_length_regimes(tmp_path: Path) -> None:
+    """Four turns of 100 + 10: prompts of 100, 210, 320, 430 tokens. Spells of chaos double the drawn lengths, not the prefix."""
+    talk = forecast(scenario(tmp_path, FLAT, "workload.sessions={turns: 4}"))
+    assert (talk["tokens"]["prompt_mean"], talk["tokens"]["answer_mean"], talk["tokens"]["turns_mean"]) == (1060, 40, 4)
+    assert talk["context"]["longest"] == 440
+    wild = "workload.arrivals={shape: chaos, min: 1/s, max: 2/s, every: 5s, lengths: {every: 9s, min: 0.5, max: 2}}"
+    plan = forecast(scenario(tmp_path, FLAT, wild, "workload.prefixes={groups: 3, tokens: 50}"))
+    assert plan["context"]["longest"] == 50 + 2 * 110
+    assert plan["tokens"]["answer_mean"] == pytest.approx(10 * 1.5 / math.log(4))  # the mean of a log-uniform factor
+
+
 def test_warnings_carry_their_numbers(tmp_path: Path) -> None:
     def warned(*overrides: str) -> str:
         return "\n".join(forecast(scenario(tmp_path, FLAT, *overrides))["warnings"])

@@ -84,7 +84,8 @@ def _tokens(tokens: dict[str, Any]) -> str:
     if "prompt_mean" not in tokens:
         return str(tokens["why"])
     total = f"; about {tokens['prompt_total']:,.0f} + {tokens['answer_total']:,.0f} in all" if "prompt_total" in tokens else ""
-    return f"{tokens['prompt_mean']:,.0f} prompt + {tokens['answer_mean']:,.0f} answer per arrival{total}"
+    turns = f" of {tokens['turns_mean']:.3g} turns" if tokens["turns_mean"] != 1 else ""
+    return f"{tokens['prompt_mean']:,.0f} prompt + {tokens['answer_mean']:,.0f} answer per arrival{turns}{total}"
 
 
 def _context(context: dict[str, Any]) -> str:
