@@ -86,7 +86,9 @@ class Record(msgspec.Struct, kw_only=True):
     end_ns: Nanos | None = None  # when the request was over for us (error, timeout, terminator); >= done
     connect_ns: Nanos = 0  # time spent waiting for a connection, inside [release, sent]
     outcome: OutcomeName = ""
-    cause: str = ""  # class of a failure or timeout: http_500, stream_error, truncated, malformed, connect, first, idle, total, ...
+    cause: str = (
+        ""  # class of a failure or timeout: http_500, stream_error, truncated, malformed, connect, first, idle, total, ...
+    )
     error: str = ""  # what the server or the socket said, shortened
     status: int | None = None
     finish: str | None = None

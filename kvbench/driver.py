@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 from kvbench.clock import Clock
 from kvbench.control.gate import Gate
-from kvbench.core import LEFT, OutcomeName, Record, Request, Seconds
+from kvbench.core import LEFT, Nanos, OutcomeName, Record, Request, Seconds
 from kvbench.source import Source
 from kvbench.target import Target
 
-BATCH = 256  # ended records filed at once: one fold a second would stall the loop for 100 ms at 15,000 requests/s
+BATCH = 256  # ended records filed at once: one fold a second would stall the loop for 100 ms at 15,000 requests/s,
+HELD: Nanos = 50_000_000  # and on a real clock after this long, so that no part of the work on a batch takes 1 ms at 1,000/s
 AHEAD: Seconds = 2.0  # content is built at most this long before it is due,
 READY = 4096  # at most this many,
 STEP: Seconds = 1e-9  # the clock's own step: what is due within it is due
@@ -38,6 +39,7 @@ class Driver:
         self.through = asyncio.Event()
         self.failure: asyncio.Future[None] = clock.loop.create_future()  # an exception of ours; the run watches it
         self._ended: list[Record] = []  # not yet filed
+        self._held: float = math.inf if clock.virtual else HELD
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer = clock.timer(self._wake)
         self._later: list[tuple[Seconds, int, Request | None]] = []  # session turns, and closed users' next questions (None)
@@ -46,6 +48,7 @@ class Driver:
         self._phase, self._measured = "", True
         self._end: Seconds = 0.0
         self._left: float = 0  # how many more this phase may offer
+        self._fill_at: Seconds = math.inf  # when there is content to build again
 
     def prepare(self, source: Source, requests: float, most: int = READY, most_bytes: int = 64 << 20) -> None:
         """Build content before the clock matters: what falls due in the first seconds, or up to `most` where nothing says when."""
@@ -115,7 +118,7 @@ class Driver:
         try:
             self._offer_due()
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
     def _offer_due(self) -> None:
         source, now = self._source, self.clock.now() + STEP
@@ -132,32 +135,43 @@ class Driver:
                 self._offer(request or self._take(source, due), due)
         if self._left <= 0:
             self._later.clear()
-        self._arm(source, self._fill(source, now))
+        self._arm(source)
+        if source.schedule is not None and not self.clock.virtual:
+            self.clock.loop.call_soon(self._fill, source)  # after the sends that were just launched
         self._see_through()
 
-    def _arm(self, source: Source, fill: Seconds) -> None:
+    def _arm(self, source: Source) -> None:
         when = min(source.due, self._later[0][0] if self._later else math.inf) if self._left > 0 else math.inf
-        when = min(when if when < self._end else math.inf, fill, self.gate.wake(self.clock.now()))
+        when = min(when if when < self._end else math.inf, self._fill_at, self.gate.wake(self.clock.now()))
         if math.isfinite(when):
             self._timer.at(when)
         else:
             self._timer.cancel()
 
-    def _fill(self, source: Source, now: Seconds) -> Seconds:
-        """Build what falls due soon; return when to go on building. In virtual time building takes no time, so there is no need."""
-        if source.schedule is None or self.clock.virtual:
-            return math.inf
-        while len(source.ready) < min(READY, self._left):
-            at = source.schedule.ahead(len(source.ready))
-            if at >= self._end or math.isinf(at):
-                return math.inf
-            if at > now + AHEAD:
-                return at - AHEAD
-            source.ready.append(self._build(source, at))
-            spent = self.clock.now() - now
-            if spent > SLICE or source.due < now + spent + 5e-4:
-                return now + spent + 5e-4
-        return math.inf
+    def _fill(self, source: Source) -> None:
+        """Build what falls due soon, and note when to go on building. In virtual time building takes no time: no need there."""
+        now = self.clock.now()
+        self._fill_at = math.inf
+        if source is not self._source or source.schedule is None:
+            return
+        try:
+            while len(source.ready) < min(READY, self._left):
+                at = source.schedule.ahead(len(source.ready))
+                if at >= self._end or math.isinf(at):
+                    break
+                if at > now + AHEAD:
+                    self._fill_at = at - AHEAD
+                    break
+                source.ready.append(self._build(source, at))
+                spent = self.clock.now() - now
+                if source.due < now + spent + SLICE:
+                    break  # the next wake goes on
+                if spent > SLICE:
+                    self._fill_at = now + spent + SLICE
+                    break
+        except BaseException as error:
+            self.fail(error)
+        self._arm(source)
 
     def _take(self, source: Source, at: Seconds) -> Request:
         return source.ready.popleft() if source.ready else self._build(source, at)
@@ -221,7 +235,7 @@ class Driver:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._fail(error)
+            self.fail(error)
 
     def _over(self, request: Request, record: Record) -> tuple[Request, Record] | None:
         """The answer has ended, one way or another: make room, let its user or session go on, file it. Returns what may go at once."""
@@ -277,8 +291,9 @@ class Driver:
             heapq.heappush(self._later, (at + source.users.pause(source.rng), next(self._order), None))
 
     def _file(self, record: Record) -> None:
-        self._ended.append(record)
-        if len(self._ended) >= BATCH:
+        ended = self._ended
+        ended.append(record)
+        if len(ended) >= BATCH or (record.end_ns or 0) - (ended[0].end_ns or 0) > self._held:
             self.flush()
 
     def _see_through(self) -> None:
@@ -287,6 +302,7 @@ class Driver:
         if not (more or self.live or len(self.gate)):
             self.through.set()
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """An error of ours, or of the disk: whoever watches `failure` ends the run."""
         if not self.failure.done():
             self.failure.set_exception(error)

@@ -4,7 +4,8 @@ import asyncio
 import gc
 import math
 import signal
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from kvbench.target import Target
 
 TICK: Seconds = 1.0
 LAG_EVERY: Seconds = 0.02  # how often the event loop's own lateness is measured
+PAUSE: Seconds = 1e-3  # between two parts of the work on ended records
 GRACE: Seconds = 5.0  # how long cancelled requests may take to write their ends
 
 
@@ -54,6 +56,7 @@ class Run:
         self.interrupted: signal.Signals | None = None
         self._phase: Phase | None = None
         self._tokens = 0  # output tokens of ended requests in this phase
+        self._filing: deque[Iterator[None]] = deque()  # batches of ended records still being folded and written
         self._halt = asyncio.Event()  # a stop rule, a bound on tokens or a signal ended the phase
 
     async def execute(self) -> None:
@@ -133,7 +136,11 @@ class Run:
         at, slid = TICK, 0.0
         while True:
             await self.clock.sleep_until(at)
+            self.driver.flush()
+            for _ in range(10 if self._filing else 0):
+                await asyncio.sleep(PAUSE)  # several short stalls delay fewer sends than a long one
             self._account(at)
+            await asyncio.sleep(0)
             if at - slid >= self.setup.slide - 1e-9:
                 slid = at
                 self._slide(at)
@@ -147,6 +154,7 @@ class Run:
     def _account(self, at: Seconds) -> None:
         """Bring the slots up to `at`: ended records, new tokens of live ones, the target's gauges, our own state."""
         self.driver.flush()
+        self._catch_up()
         self._gauge(at)
         self.slots.peek(list(self.driver.live.values()), round(at * 1e9))
         self.driver.check()
@@ -173,13 +181,39 @@ class Run:
                 return
 
     def _file(self, records: list[Record]) -> None:
-        self.slots.fold(records)
-        self.journal.file(records)
+        self._filing.append(self._parts(records))
+        if self.clock.virtual:
+            self._catch_up()
+        elif len(self._filing) == 1:
+            self.clock.loop.call_later(PAUSE, self._file_on)
         phase = self._phase
         if phase is not None:
             self._tokens += sum(record.n_out or 0 for record in records)
             if self._tokens >= phase.tokens:
                 self._halt.set()
+
+    def _parts(self, records: list[Record]) -> Iterator[None]:
+        """The work on a batch of ended records, in parts between which the loop may send and stamp."""
+        yield from self.slots.folding(records)
+        self.journal.file(records)
+
+    def _file_on(self) -> None:
+        """One part of the oldest batch; the next after a pause, in which sends go out."""
+        try:
+            if self._filing and next(self._filing[0], self) is self:
+                self._filing.popleft()
+        except OSError as error:
+            self.driver.fail(error)
+            return
+        if self._filing:
+            self.clock.loop.call_later(PAUSE, self._file_on)
+
+    def _catch_up(self) -> None:
+        """All that is left of every batch."""
+        while self._filing:
+            for _ in self._filing[0]:
+                pass
+            self._filing.popleft()
 
     # ---- ending
 
@@ -208,6 +242,7 @@ class Run:
         self.driver.cancel()
         try:
             await asyncio.wait_for(self.driver.settle(), GRACE)
+            self._catch_up()
             now = self.clock.now()
             self.slots.close(now)
             self._event("run_end", reason=self.reason or "internal error", inflight=inflight, offered=self.driver.offered, admitted=self.driver.admitted,
@@ -295,5 +330,3 @@ def rehearse(setup: Setup) -> None:
     window(slots, 0.0, 4.0, [], 4.0)
     for rule in setup.rules:
         Guard(rule).check(slots, 4.0, [])
-
-

@@ -42,7 +42,9 @@ def _reader(units: dict[str, float], what: str, example: str, low: float, low_op
             number = parse(value, units, what, example)
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             if text_only:
-                raise ValueError(f"{value!r} has no unit: {what} is written with one of {', '.join(units)} (for example {example})")
+                raise ValueError(
+                    f"{value!r} has no unit: {what} is written with one of {', '.join(units)} (for example {example})"
+                )
             number = float(value)
         else:
             raise ValueError(f"{value!r} is not {what}: write it as {example}")

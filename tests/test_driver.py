@@ -66,7 +66,12 @@ class Plain:
             return None
         said = Message(role="assistant", text=record.text)
         turn = Request(
-            id=next(self.ids), tokens=5, max_tokens=3, session=request.session, turn=request.turn + 1, messages=(*request.messages, said)
+            id=next(self.ids),
+            tokens=5,
+            max_tokens=3,
+            session=request.session,
+            turn=request.turn + 1,
+            messages=(*request.messages, said),
         )
         return self.think, turn
 
@@ -212,7 +217,14 @@ def test_patience_sheds_and_says_when() -> None:
 def test_a_session_goes_on_with_the_real_reply() -> None:
     content = Plain(turns=3, think=0.25)
     records, _, _ = drive(service=lambda k: 1.0, schedule=Every(10.0, 2), content=content)
-    assert [(r.session, r.turn) for r in sorted(records, key=lambda r: r.due_ns)] == [(0, 0), (0, 1), (0, 2), (3, 0), (3, 1), (3, 2)]
+    assert [(r.session, r.turn) for r in sorted(records, key=lambda r: r.due_ns)] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (3, 0),
+        (3, 1),
+        (3, 2),
+    ]
     assert [r.due_ns / 1e9 for r in records if r.session == 0] == pytest.approx([0.0, 1.25, 2.5])
     assert all(r.text is None for r in records), "replies are not kept"
 

@@ -99,7 +99,9 @@ def test_only_the_clock_reads_time() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time":
-                assert module_name(path) == "cli.doctor" and node.attr == "get_clock_info", f"{path}:{node.lineno} reads time.{node.attr}"
+                assert module_name(path) == "cli.doctor" and node.attr == "get_clock_info", (
+                    f"{path}:{node.lineno} reads time.{node.attr}"
+                )
 
 
 def test_modules_stay_small() -> None:

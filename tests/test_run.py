@@ -103,7 +103,9 @@ def test_every_prefix_of_a_run_can_be_reported(tmp_path: Path) -> None:
     """kill -9 at any byte: cut the record file at many places, a torn line included."""
     run = simulated(SLOW_SIM, tmp_path, "phases.steady.for=5s")
     events = (run.directory / "events.jsonl").read_bytes().splitlines(keepends=True)
-    (run.directory / "events.jsonl").write_bytes(b"".join(line for line in events if b'"phase_end"' not in line and b'"run_end"' not in line))
+    (run.directory / "events.jsonl").write_bytes(
+        b"".join(line for line in events if b'"phase_end"' not in line and b'"run_end"' not in line)
+    )
     whole = (run.directory / "requests.jsonl").read_bytes()
     for cut in sorted({0, 1, len(whole) // 3, len(whole) // 2 + 1, len(whole) - 1, whole.index(b"\n") + 1}):
         (run.directory / "requests.jsonl").write_bytes(whole[:cut])

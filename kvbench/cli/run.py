@@ -15,7 +15,9 @@ def run(
     file: Path = typer.Argument(help="The scenario file."),
     set_: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a value, as in --set control.patience=10s."),
     target: str | None = typer.Option(None, "--target", "-t", metavar="URL", help="A server that takes the target's place."),
-    out: Path | None = typer.Option(None, "--out", metavar="DIR", help="Where the run directory goes, in place of the scenario's."),
+    out: Path | None = typer.Option(
+        None, "--out", metavar="DIR", help="Where the run directory goes, in place of the scenario's."
+    ),
     real_time: bool = typer.Option(False, "--real-time", help="Run the embedded engine at the pace of the wall clock."),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="Print nothing but the summary."),
 ) -> None:
@@ -109,7 +111,9 @@ def _announce(scenario: "Scenario", facts: dict[str, Any], path: Path, console: 
     from kvbench import units
     from kvbench.endpoint import Http
 
-    what = ", ".join(f"{key} {value}" for key, value in facts.items() if isinstance(value, (str, int, float)) and not isinstance(value, bool))
+    what = ", ".join(
+        f"{key} {value}" for key, value in facts.items() if isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    )
     console.print(f"[bold]{escape(scenario.name)}[/bold] on {escape(what)}", soft_wrap=True)
     if isinstance(scenario.target, Http):
         limits = {name: value for name, value in scenario.target.timeouts.model_dump().items()}

@@ -6,7 +6,7 @@ first token); what a timeout or a cancelled request had not got to counts as at 
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
@@ -64,18 +64,26 @@ class Slots(Ring):
         self.add_counts(ROW["tokens_out"], arrivals, 1)
 
     def fold(self, records: Sequence[Record]) -> None:
-        """Add ended records, whole, each once, in any order. Meant for batches of 256, so that no call stalls the loop."""
+        """Add ended records, whole, each once, in any order."""
+        for _ in self.folding(records):
+            pass
+
+    def folding(self, records: Sequence[Record]) -> Iterator[None]:
+        """`fold` in parts of well under a millisecond for a batch of 100, so that a caller may do something else in between."""
         if not records:
             return
         at = request.gather(records)
+        yield
         outcomes = [record.outcome for record in records]
         seen = np.zeros((len(records), 4), np.int64)
         if self._seen:
             seen[:] = [self._seen.pop(record.id, _UNSEEN) for record in records]
         self._fold_counts(records, at, outcomes, seen)
+        yield
         self._fold_latencies(at, outcomes)
         if any(outcome in ("timeout", "cancelled") for outcome in outcomes):
             self._fold_ages(records, at)
+        yield
         events = np.array([len(record.token_ns) for record in records])
         times = np.fromiter(chain.from_iterable([record.token_ns for record in records]), np.int64, int(events.sum()))
         tokens = self._tokens(records, events)

@@ -67,7 +67,8 @@ class User(asyncio.Protocol):
         self.parser.feed_data(data)
 
     def on_body(self, data: bytes) -> None:
-        *events, self.rest = (self.rest + data).split(b"\n\n")
+        events = (self.rest + data if self.rest else data).split(b"\n\n")
+        self.rest = events.pop()
         for event in events:
             if event.startswith(b"data: {"):
                 chunk = decode(event[6:])

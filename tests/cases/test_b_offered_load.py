@@ -52,7 +52,9 @@ def stub_log(path: Path) -> np.ndarray:
 @pytest.mark.alone
 def test_b01_constant_rate_is_absolute_by_the_servers_own_clock(tmp_path: Path) -> None:
     """200/s for 10 s: 2,000 requests, the last at 9.995 s +- 20 ms after the first, by the server's log."""
-    run = on_instant("{shape: constant, rate: 200/s}", "{steady: {for: 10s}, drain: {for: 5s}}", tmp_path, 2, "--log", tmp_path / "log")
+    run = on_instant(
+        "{shape: constant, rate: 200/s}", "{steady: {for: 10s}, drain: {for: 5s}}", tmp_path, 2, "--log", tmp_path / "log"
+    )
     received = stub_log(tmp_path / "log")[:, 0]
     assert len(received) == 2000
     assert run.summary["accounting"]["total"]["offered"] == run.summary["accounting"]["total"]["ok"] == 2000
@@ -136,7 +138,9 @@ def test_b03_concurrency_n_holds_n_in_flight_at_the_server(n: int, tmp_path: Pat
 
 def test_b06_a_freed_place_is_refilled_within_5_ms(tmp_path: Path) -> None:
     times = itertools.cycle([0.1, 0.1, 0.1, 1.0])
-    run = against(Stub(lambda seen: replies(next(times))), http("{shape: closed, concurrency: 4}", "{steady: {requests: 40}}"), tmp_path)
+    run = against(
+        Stub(lambda seen: replies(next(times))), http("{shape: closed, concurrency: 4}", "{steady: {requests: 40}}"), tmp_path
+    )
     records = run.records
     assert max(r.end_ns for r in records) / 1e9 <= 4.2
     starts, ends = sorted(r.sent_ns for r in records)[4:], sorted(r.end_ns for r in records)[:36]

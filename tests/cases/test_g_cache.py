@@ -65,7 +65,9 @@ def test_g01_with_the_nonce_off_the_report_warns_of_the_warm_cache(tmp_path: Pat
 def test_g03_warm_up_never_sends_a_measured_prompt(tmp_path: Path) -> None:
     """1 warm-up request, 5 measured: the server sees no hit, and no token-count preflight came before."""
     server = Caching()
-    text = TEXT.replace("phases: {steady: {requests: 20}}", "phases: {warmup: {policy: fixed, requests: 1}, steady: {requests: 5}}")
+    text = TEXT.replace(
+        "phases: {steady: {requests: 20}}", "phases: {warmup: {policy: fixed, requests: 1}, steady: {requests: 5}}"
+    )
     run = against(stub := Stub(server), text, tmp_path)
     assert len(server.prompts) == len(stub.posts) == 6
     assert server.hits == 0
@@ -77,7 +79,9 @@ def test_g04_asked_and_counted_prompt_tokens_stand_side_by_side(tmp_path: Path) 
     """64 asked, the chat template adds 21: both are reported, the source is named, throughput uses the server's."""
     run = against(Stub(Caching(template=21)), TEXT, tmp_path)
     prompt = run.summary["tokens"]["prompt"]
-    assert (prompt["asked"], prompt["got"]) == (64, 85) or {64, 85} <= {round(v) for v in prompt.values() if isinstance(v, (int, float))}
+    assert (prompt["asked"], prompt["got"]) == (64, 85) or {64, 85} <= {
+        round(v) for v in prompt.values() if isinstance(v, (int, float))
+    }
     assert all((r.asked_in, r.n_in, r.source) == (64, 85, "usage") for r in run.records)
 
 

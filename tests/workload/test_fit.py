@@ -60,7 +60,7 @@ def test_the_ks_distance_is_the_largest_gap_between_the_distribution_functions()
     x = pareto(2.0, 2, 300, 6)
     fit = fit_power_law(x, bootstraps=0, xmin=2)
     grid = np.arange(2, x.max() + 1)
-    model = np.cumsum(grid ** -fit.alpha) / zeta(fit.alpha, 2)
+    model = np.cumsum(grid**-fit.alpha) / zeta(fit.alpha, 2)
     sample = np.searchsorted(np.sort(x), grid, "right") / len(x)
     assert fit.ks == pytest.approx(np.abs(model - sample).max(), abs=1e-9)
 
