@@ -18,10 +18,8 @@ from kvbench.target import Target
 
 BATCH = 256  # ended records filed at once: one fold a second would stall the loop for 100 ms at 15,000 requests/s,
 HELD: Nanos = 50_000_000  # and on a real clock after this long, so that no part of the work on a batch takes 1 ms at 1,000/s
-AHEAD: Seconds = 2.0  # content is built at most this long before it is due,
-READY = 4096  # at most this many,
 STEP: Seconds = 1e-9  # the clock's own step: what is due within it is due
-SLICE: Seconds = 2e-3  # and for at most this long at a time: building must not make a send or a stamp late
+SLICE: Seconds = 2e-3  # what fell due meanwhile is offered for at most this long at a time, so that sends go out in between
 
 
 class Driver:
@@ -44,21 +42,16 @@ class Driver:
         self._timer = clock.timer(self._wake)
         self._later: list[tuple[Seconds, int, Request | None]] = []  # session turns, and closed users' next questions (None)
         self._order = itertools.count()  # keeps equal due times in order
+        self._dropped = itertools.count(-1, -1)  # ids of what was never built: its class was not drawn
         self._source: Source | None = None
         self._phase, self._measured = "", True
         self._end: Seconds = 0.0
         self._left: float = 0  # how many more this phase may offer
         self._fill_at: Seconds = math.inf  # when there is content to build again
 
-    def prepare(self, source: Source, requests: float, most: int = READY, most_bytes: int = 64 << 20) -> None:
+    def prepare(self, source: Source, requests: float, most: int) -> None:
         """Build content before the clock matters: what falls due in the first seconds, or up to `most` where nothing says when."""
-        size = 0
-        while len(source.ready) < min(most, requests) and size < most_bytes:
-            at = source.schedule.ahead(len(source.ready)) if source.schedule is not None else 0.0
-            if source.schedule is not None and at > source.due + AHEAD:
-                break
-            source.ready.append(self._build(source, at))
-            size += len(source.ready[-1].body)
+        source.prepare(self.target.encode, min(most, requests))
 
     def begin(self, phase: str, source: Source, end: Seconds, requests: float = math.inf, *, measured: bool = True) -> None:
         """Offer from `source` until `end` (what is due at `end` or later belongs to no one) or until `requests` were offered."""
@@ -70,9 +63,12 @@ class Driver:
         self._wake()
 
     def end(self) -> None:
-        """The phase is over: nothing more is offered, and what waits at the gate is withdrawn."""
+        """The phase is over. What fell due and could not be offered in time is dropped, what waits at the gate is withdrawn."""
         now = self.clock.now()
-        self._source = None
+        source, self._source = self._source, None
+        while source is not None and self._left > 0 and source.due <= now and source.due < self._end:
+            assert source.schedule is not None
+            self._drop(source.schedule.pop(), now)
         self._later.clear()
         for request, record in self.gate.withdraw():
             self._stay(request, record, "withdrawn", now)
@@ -126,13 +122,18 @@ class Driver:
         if source is None:
             return
         limit = min(now, math.nextafter(self._end, -math.inf))
-        while self._left > 0 and (due := min(source.due, self._later[0][0] if self._later else math.inf)) <= limit:
+        soon = math.inf if self.clock.virtual else now + SLICE
+        while (
+            self._left > 0
+            and self.clock.now() < soon
+            and (due := min(source.due, self._later[0][0] if self._later else math.inf)) <= limit
+        ):
             if source.due <= due:
                 assert source.schedule is not None
-                self._offer(self._take(source, source.schedule.pop()), due)
+                self._offer(source.take(self.target.encode, source.schedule.pop()), due)
             else:
                 request = heapq.heappop(self._later)[2]
-                self._offer(request or self._take(source, due), due)
+                self._offer(request or source.take(self.target.encode, due), due)
         if self._left <= 0:
             self._later.clear()
         self._arm(source)
@@ -149,37 +150,12 @@ class Driver:
             self._timer.cancel()
 
     def _fill(self, source: Source) -> None:
-        """Build what falls due soon, and note when to go on building. In virtual time building takes no time: no need there."""
-        now = self.clock.now()
-        self._fill_at = math.inf
-        if source is not self._source or source.schedule is None:
-            return
-        try:
-            while len(source.ready) < min(READY, self._left):
-                at = source.schedule.ahead(len(source.ready))
-                if at >= self._end or math.isinf(at):
-                    break
-                if at > now + AHEAD:
-                    self._fill_at = at - AHEAD
-                    break
-                source.ready.append(self._build(source, at))
-                spent = self.clock.now() - now
-                if source.due < now + spent + SLICE:
-                    break  # the next wake goes on
-                if spent > SLICE:
-                    self._fill_at = now + spent + SLICE
-                    break
-        except BaseException as error:
-            self.fail(error)
-        self._arm(source)
-
-    def _take(self, source: Source, at: Seconds) -> Request:
-        return source.ready.popleft() if source.ready else self._build(source, at)
-
-    def _build(self, source: Source, at: Seconds) -> Request:
-        request = source.content.next(at)
-        request.body = self.target.encode(request)
-        return request
+        if source is self._source:
+            try:
+                self._fill_at = source.fill(self.target.encode, self.clock.now, self._end, self._left)
+            except BaseException as error:
+                self.fail(error)
+            self._arm(source)
 
     def _pump(self, now: Seconds) -> None:
         if not len(self.gate):
@@ -270,12 +246,19 @@ class Driver:
             heapq.heappush(self._later, (due, next(self._order), request))
             self._wake()
             return None
-        request = request or self._take(source, due)
+        request = request or source.take(self.target.encode, due)
         record = self._record(request, due)
         if not self.gate.enter((request, record), due):
             return None
         self._admit(record, due)
         return request, record
+
+    def _drop(self, due: Seconds, now: Seconds) -> None:
+        """The tool was too slow for it: offered by the schedule, never built."""
+        record = self._record(Request(id=next(self._dropped), cls="", tokens=0, max_tokens=0), due)
+        record.outcome, record.end_ns = "dropped", round(now * 1e9)
+        self.stayed += 1
+        self._file(record)
 
     def _stay(self, request: Request, record: Record, outcome: OutcomeName, at: Seconds) -> None:
         """It never left: shed by a limit or withdrawn at the end of its phase. Its session ends; a closed user asks again."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvbench.clock import Clock, cpu_time, wall_time
+from kvbench.clock import Clock
 from kvbench.control.gate import Gate
 from kvbench.core import Event, Limits, Nanos, Record, Sample, Seconds, Window
 from kvbench.driver import Driver
@@ -17,12 +17,12 @@ from kvbench.journal import Journal
 from kvbench.metrics.slots import Slots
 from kvbench.metrics.window import window
 from kvbench.phases import Phase
+from kvbench.pulse import Pulse
 from kvbench.sink import Sink, View
 from kvbench.stop import Guard, Rule
 from kvbench.target import Target
 
 TICK: Seconds = 1.0
-LAG_EVERY: Seconds = 0.02  # how often the event loop's own lateness is measured
 PAUSE: Seconds = 1e-3  # between two parts of the work on ended records
 GRACE: Seconds = 5.0  # how long cancelled requests may take to write their ends
 
@@ -71,7 +71,7 @@ class Run:
             gc.freeze()
         self._listen()
         self.clock.start()
-        self._self = _Self(self.clock)
+        self.pulse = Pulse(self.clock)
         self._event("run_start", phases=[{"name": p.name, "kind": p.kind, **p.bounds()} for p in self.setup.phases])
         self._gauge(0.0)  # counters grow from here
         ticks = asyncio.ensure_future(self._tick())
@@ -158,7 +158,7 @@ class Run:
         self._gauge(at)
         self.slots.peek(list(self.driver.live.values()), round(at * 1e9))
         self.driver.check()
-        for name, value in self._self.read(at).items():
+        for name, value in self.pulse.read(at).items():
             self.slots.gauge(name, at, value)
             self._tell(Sample(t=at, name=name, value=value, source="kvbench"))
         self.slots.close(at)
@@ -250,7 +250,7 @@ class Run:
                         unread={str(guard.rule): [guard.unread, guard.checks, guard.why] for guard in self.guards if guard.unread})  # fmt: skip
         finally:
             self.driver.close()
-            self._self.close()
+            self.pulse.close()
             await self.setup.target.aclose()
             for sink in self._watching:
                 await sink.aclose()
@@ -269,51 +269,6 @@ class Run:
         self.journal.write(item)
         for sink in self._watching:
             sink.write(item)
-
-
-class _Self:
-    """Our own state, once a second: how late the event loop ran, CPU share of this process, drift of the wall clock.
-
-    Lateness is sampled on an absolute grid, and a stall counts for every sample it swallowed: a 300 ms stall is 15 samples of 300
-    down to 0 ms, not one. In virtual time there is nothing to measure.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-        self.lags: list[Seconds] = []
-        self.timer = None if clock.virtual else clock.timer(self._beat)
-        self.next: Seconds = 0.0
-        self.cpu, self.at = cpu_time(), clock.now()
-        self.anchor = wall_time() - clock.now()
-        if self.timer is not None:
-            self._arm()
-
-    def _arm(self) -> None:
-        assert self.timer is not None
-        self.next = (math.floor(self.clock.now() / LAG_EVERY) + 1) * LAG_EVERY
-        self.timer.at(self.next)
-
-    def _beat(self) -> None:
-        now = self.clock.now()
-        while self.next <= now:
-            self.lags.append(now - self.next)
-            self.next += LAG_EVERY
-        self._arm()
-
-    def read(self, at: Seconds) -> dict[str, float]:
-        if self.timer is None:
-            return {}
-        lags, self.lags = sorted(self.lags), []
-        cpu, now = cpu_time(), self.clock.now()
-        values = {"cpu": (cpu - self.cpu) / max(1e-3, now - self.at), "wall_drift": wall_time() - now - self.anchor}
-        self.cpu, self.at = cpu, now
-        if lags:
-            values |= {"loop_lag_p99": lags[math.ceil(0.99 * len(lags)) - 1], "loop_lag_max": lags[-1]}
-        return values
-
-    def close(self) -> None:
-        if self.timer is not None:
-            self.timer.close()
 
 
 def rehearse(setup: Setup) -> None:

@@ -2,9 +2,16 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from kvbench.core import Record, Request, Seconds
+
+Encode = Callable[[Request], bytes]  # the target's: a request's body
+AHEAD: Seconds = 2.0  # content is built at most this long before it is due,
+READY = 4096  # at most this many,
+ROOM = 64 << 20  # of at most so many bytes before a run,
+SLICE: Seconds = 2e-3  # and for at most this long at a time: building must not make a send or a stamp late
 
 
 class Content(Protocol):
@@ -32,13 +39,49 @@ class Users(Protocol):
 
 
 class Source:
-    """One phase's arrivals: an open-loop schedule or closed users, and what they ask."""
+    """One phase's arrivals: an open-loop schedule or closed users, and what they ask. `ready` holds content built ahead."""
 
     def __init__(self, content: Content, schedule: Schedule | None = None, users: Users | None = None, rng: Any = None) -> None:
         assert (schedule is None) != (users is None), "a source is an open-loop schedule or closed users"
         self.content, self.schedule, self.users, self.rng = content, schedule, users, rng
-        self.ready: deque[Request] = deque()  # content built ahead
+        self.ready: deque[Request] = deque()
 
     @property
     def due(self) -> Seconds:
         return self.schedule.due if self.schedule is not None else math.inf
+
+    def take(self, encode: Encode, at: Seconds) -> Request:
+        """The next content: built ahead, or now."""
+        return self.ready.popleft() if self.ready else self._build(encode, at)
+
+    def prepare(self, encode: Encode, most: float) -> None:
+        """Build, before the clock matters, what falls due in the first seconds; where nothing says when, up to `most`."""
+        size = 0
+        while len(self.ready) < most and size < ROOM:
+            at = self.schedule.ahead(len(self.ready)) if self.schedule is not None else 0.0
+            if self.schedule is not None and at > self.due + AHEAD:
+                break
+            self.ready.append(self._build(encode, at))
+            size += len(self.ready[-1].body)
+
+    def fill(self, encode: Encode, now: Callable[[], Seconds], end: Seconds, left: float) -> Seconds:
+        """Build what falls due soon and before `end`, at most `left` of it; return when to go on (inf: the next due time will do)."""
+        began = now()
+        while self.schedule is not None and len(self.ready) < min(READY, left):
+            at = self.schedule.ahead(len(self.ready))
+            if at >= end or math.isinf(at):
+                break
+            if at > began + AHEAD:
+                return at - AHEAD
+            self.ready.append(self._build(encode, at))
+            spent = now() - began
+            if self.due < began + spent + SLICE:
+                break
+            if spent > SLICE:
+                return began + spent + SLICE
+        return math.inf
+
+    def _build(self, encode: Encode, at: Seconds) -> Request:
+        request = self.content.next(at)
+        request.body = encode(request)
+        return request

@@ -28,9 +28,10 @@ ALLOWED: dict[str, set[str]] = {
     "verdict": {"core", "units", "metrics", "evidence"},
     "report": {"core", "units", "metrics", "evidence", "verdict", "stop"},
     "source": {"core"},
+    "pulse": {"core", "clock"},
     "driver": {"core", "clock", "control.gate", "source", "target"},
     "phases": {"core", "source"},
-    "run": {"core", "clock", "control", "driver", "journal", "metrics", "phases", "sink", "source", "stop", "target"},
+    "run": {"core", "clock", "control", "driver", "journal", "metrics", "phases", "pulse", "sink", "source", "stop", "target"},
 }
 COMPOSERS = {"scenario", "cli", "__main__", "compose", "spec", "endpoint", "yaml_source", "problem", "forecast", "timetable"}
 

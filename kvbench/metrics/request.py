@@ -6,7 +6,6 @@ latencies they take (the report and the slots: those of requests that ended ok).
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -206,7 +205,7 @@ def _decode(r: Record) -> tuple[float, float]:
         span, at_first = _decode_choices(r)
     else:
         start = times[0]
-        span, events = times[-1] - start, bisect_right(times, start)
+        span, events = times[-1] - start, times.count(start)
         at_first = events if r.token_n is None else r.token_n[events - 1]
     total = r.token_n[-1] if r.token_n is not None else len(times) if r.n_out is None else r.n_out
     return span, total - at_first if total > at_first else NAN

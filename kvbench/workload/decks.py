@@ -278,7 +278,7 @@ def continued(ask: Ask, message: Message, request: Request, record: Record) -> A
 
     The history's tokens are the server's own count where it gave one, else what was asked for.
     """
-    said = max(0, (record.n_out or 0) - (record.reasoning or 0))
+    said = max(0, (record.n_out or 0) - (record.reasoning or 0)) // request.sampling.get("n", 1)  # the first choice goes on
     if record.text is not None:
         reply = Message(role="assistant", text=record.text)
     else:
