@@ -52,7 +52,7 @@ golden: $(TEST_STAMP)  ## rewrite the golden files and show what changed
 	git --no-pager diff --stat -- tests/golden
 
 docs: $(STAMP)  ## regenerate what the docs take from the code
-	$(BIN)/python -m kvbench.cli.schema --markdown > docs/scenario.md
+	$(BIN)/kvbench schema --markdown > docs/scenario.md
 
 gpu-check: $(STAMP)  ## the checks that need an NVIDIA GPU: a table and results/gpu-check.json in under 5 minutes
 	$(BIN)/python tests/bench/gpu_check.py

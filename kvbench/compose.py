@@ -120,17 +120,30 @@ def _phases(scenario: Scenario, nonce: int | None, count: Callable[[str], int]) 
     if isinstance(phases.warmup, Fixed):
         bound = phases.warmup.requests or math.inf
         source = stream("warmup").source(scenario.workload.arrivals, bound)
-        found.append(Phase("warmup", "warmup", source, seconds=phases.warmup.for_ or math.inf, requests=bound))
+        seconds = phases.warmup.for_ or math.inf
+        found.append(
+            Phase("warmup", "warmup", source, seconds, bound, expected=_expected(scenario.workload.arrivals, seconds, bound))
+        )
     steady, measured = phases.steady, stream("steady")
     bounds = {"requests": steady.requests or math.inf, "tokens": steady.tokens or math.inf}
     for number, epoch in enumerate(steady.epochs or (), 1):
-        found.append(Phase(f"steady-{number}", "steady", measured.source(epoch.arrivals, math.inf), seconds=epoch.for_))
+        source, expected = measured.source(epoch.arrivals, math.inf), _expected(epoch.arrivals, epoch.for_, math.inf)
+        found.append(Phase(f"steady-{number}", "steady", source, epoch.for_, expected=expected))
     if not steady.epochs:
         source = measured.source(scenario.workload.arrivals, bounds["requests"])
-        found.append(Phase("steady", "steady", source, seconds=steady.for_ or math.inf, **bounds))
+        seconds = steady.for_ or math.inf
+        expected = _expected(scenario.workload.arrivals, seconds, bounds["requests"])
+        found.append(Phase("steady", "steady", source, seconds, **bounds, expected=expected))
     if phases.drain:
         found.append(Phase("drain", "drain", seconds=phases.drain.for_))
     return found
+
+
+def _expected(arrivals: Any, seconds: Seconds, requests: float) -> float | None:
+    """How many requests a shape offers in that time, at most `requests`; None where it cannot say before it is played."""
+    if isinstance(arrivals, (Closed, TraceFile)) or math.isinf(seconds):
+        return None
+    return float(min(arrivals.exposure(seconds), requests))
 
 
 def build_slos(scenario: Scenario) -> dict[str, dict[str, Seconds]]:
@@ -214,7 +227,7 @@ async def _tokenizer(scenario: Scenario, spec: Http, target: HttpTarget) -> Any:
     """The tokenizer the scenario names; else token ids where the API takes them and no text is asked, else words, measured where
     the server counts tokens for us."""
     classes = scenario.workload.classes.values()
-    textual = any(one.source or one.sessions or one.trace for one in classes)
+    textual = any(one.source or one.sessions for one in classes)
     kind = spec.tokenizer or ("ids" if spec.api == "completions" and not textual else "server")
     if kind == "ids":
         return Ids()

@@ -134,7 +134,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may enter: requests/s through a bucket of `burst` tokens, at most `inflight` at once, waiting at most `patience`."""
+    """How much may enter: `rate` requests/s through a bucket of `burst`, `inflight` at once, each waiting at most `patience`."""
 
     rate: float = float("inf")
     burst: float = 1.0

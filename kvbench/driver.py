@@ -23,11 +23,11 @@ SLICE: Seconds = 2e-3  # what fell due meanwhile is offered for at most this lon
 
 
 class Driver:
-    """Drives one target. `file` receives batches of ended records; `live` holds those in flight; `through` is set while a phase has
-    nothing more to offer and nothing of it waits or runs.
+    """Drives one target. `file` receives batches of ended records; `live` holds those in flight; `through` is set while a phase
+    has nothing more to offer and nothing of it waits or runs.
 
-    Accounting, at every moment (see `check`): offered = admitted + stayed + waiting, and admitted = over + in flight, where stayed
-    counts shed, dropped and withdrawn.
+    Accounting, at every moment (see `check`): offered = admitted + stayed + waiting, and admitted = over + in flight, where
+    stayed counts shed, dropped and withdrawn.
     """
 
     def __init__(self, clock: Clock, target: Target, gate: Gate, file: Callable[[list[Record]], None]) -> None:
@@ -50,7 +50,7 @@ class Driver:
         self._fill_at: Seconds = math.inf  # when there is content to build again
 
     def prepare(self, source: Source, requests: float, most: int) -> None:
-        """Build content before the clock matters: what falls due in the first seconds, or up to `most` where nothing says when."""
+        """Build content before the clock matters: what falls due in the first seconds, or up to `most` in a closed loop."""
         source.prepare(self.target.encode, min(most, requests))
 
     def begin(self, phase: str, source: Source, end: Seconds, requests: float = math.inf, *, measured: bool = True) -> None:
@@ -180,8 +180,8 @@ class Driver:
         self._left -= 1
         request.due, request.phase, request.measured = due, self._phase, self._measured
         return Record(
-            id=request.id, cls=request.cls, phase=self._phase, measured=self._measured, session=request.session, turn=request.turn,
-            group=request.group, due_ns=round(due * 1e9), asked_in=request.tokens, asked_out=request.max_tokens,
+            id=request.id, cls=request.cls, phase=self._phase, measured=self._measured, session=request.session,
+            turn=request.turn, group=request.group, due_ns=round(due * 1e9), asked_in=request.tokens, asked_out=request.max_tokens,
             sampling=request.sampling, token_ns=[],
         )  # fmt: skip
 
@@ -214,8 +214,8 @@ class Driver:
             self.fail(error)
 
     def _over(self, request: Request, record: Record) -> tuple[Request, Record] | None:
-        """The answer has ended, one way or another: make room, let its user or session go on, file it. Returns what may go at once."""
-        assert record.outcome in LEFT and record.end_ns is not None, f"request {record.id} ended without an outcome"
+        """The answer has ended: make room, let its user or session go on, file it. Returns what may go at once."""
+        assert record.outcome in LEFT, f"request {record.id} ended without an outcome"
         del self.live[record.id]
         self.over += 1
         self.gate.leave(self.clock.now())

@@ -22,8 +22,13 @@ class Phase:
     seconds: Seconds = math.inf
     requests: float = math.inf
     tokens: float = math.inf
+    expected: float | None = None  # requests that the shape offers within the bounds; None where answers decide (closed loop)
 
     def bounds(self) -> dict[str, Any]:
         """For the manifest and the phase's first event: only what bounds it."""
         limits = {"seconds": self.seconds, "requests": self.requests, "tokens": self.tokens}
         return {name: value for name, value in limits.items() if math.isfinite(value)}
+
+    def plan(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"name": self.name, "kind": self.kind, **self.bounds(), "expected": self.expected}

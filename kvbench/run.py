@@ -43,7 +43,7 @@ class Setup:
 
 
 class Run:
-    """Drives `setup` on `clock` into `journal`. After `execute`: `reason` (why it ended) and `interrupted` (the signal, or None)."""
+    """Drives `setup` on `clock` into `journal`. After `execute`: `reason` (why it ended), `interrupted` (the signal, or None)."""
 
     def __init__(self, setup: Setup, clock: Clock, journal: Journal) -> None:
         self.setup, self.clock, self.journal = setup, clock, journal
@@ -72,7 +72,7 @@ class Run:
         self._listen()
         self.clock.start()
         self.pulse = Pulse(self.clock)
-        self._event("run_start", phases=[{"name": p.name, "kind": p.kind, **p.bounds()} for p in self.setup.phases])
+        self._event("run_start", phases=[phase.plan() for phase in self.setup.phases])
         self._gauge(0.0)  # counters grow from here
         ticks = asyncio.ensure_future(self._tick())
         work = asyncio.ensure_future(self._run_phases(source))
@@ -109,10 +109,8 @@ class Run:
         waiting = len(self.gate)
         self.driver.end()
         self._phase = None
-        self._event(
-            "phase_end", phase=phase.name, phase_kind=phase.kind, reason=reason, start=start, offered=self.driver.offered - before,
-            withdrawn=waiting, inflight=len(self.driver.live),
-        )  # fmt: skip
+        ledger = {"offered": self.driver.offered - before, "withdrawn": waiting, "inflight": len(self.driver.live)}
+        self._event("phase_end", phase=phase.name, phase_kind=phase.kind, reason=reason, start=start, **ledger)
 
     async def _phase_end(self, phase: Phase, end: Seconds) -> str:
         """Wait for the first of: the phase's time, its count (offered and over), a halt."""
@@ -245,9 +243,7 @@ class Run:
             self._catch_up()
             now = self.clock.now()
             self.slots.close(now)
-            self._event("run_end", reason=self.reason or "internal error", inflight=inflight, offered=self.driver.offered, admitted=self.driver.admitted,
-                        stayed=self.driver.stayed, blocked=self.gate.blocked,
-                        unread={str(guard.rule): [guard.unread, guard.checks, guard.why] for guard in self.guards if guard.unread})  # fmt: skip
+            self._event("run_end", reason=self.reason or "internal error", inflight=inflight, **self._ledger())
         finally:
             self.driver.close()
             self.pulse.close()
@@ -255,6 +251,13 @@ class Run:
             for sink in self._watching:
                 await sink.aclose()
             self.journal.close()
+
+    def _ledger(self) -> dict[str, Any]:
+        """The accounts at the end, and what the rules and the slots could not use."""
+        driver, slots = self.driver, self.slots
+        unread = {str(guard.rule): [guard.unread, guard.checks, guard.why] for guard in self.guards if guard.unread}
+        counts = {"offered": driver.offered, "admitted": driver.admitted, "stayed": driver.stayed, "blocked": self.gate.blocked}
+        return counts | {"unread": unread, "late": slots.late, "early": slots.early, "out_of_range": slots.out_of_range}
 
     def totals(self) -> dict[str, int]:
         """Requests so far: done is over by any outcome, waiting is at the gate."""

@@ -65,7 +65,7 @@ class Source:
             size += len(self.ready[-1].body)
 
     def fill(self, encode: Encode, now: Callable[[], Seconds], end: Seconds, left: float) -> Seconds:
-        """Build what falls due soon and before `end`, at most `left` of it; return when to go on (inf: the next due time will do)."""
+        """Build what falls due soon and before `end`, at most `left`; return when to go on (inf: the next due time will do)."""
         began = now()
         while self.schedule is not None and len(self.ready) < min(READY, left):
             at = self.schedule.ahead(len(self.ready))

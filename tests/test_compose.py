@@ -42,7 +42,7 @@ def drive(tmp_path: Path, script: Callable[[Seen], Reply], *settings: str) -> tu
     """Open the target that the settings describe and send one request of the scenario to it."""
 
     async def main() -> tuple[compose.Opened, list[Seen], Record]:
-        async with Stub(script) as stub:
+        async with Stub(script, gets=script) as stub:
             path = tmp_path / "c.yaml"
             path.write_text(TEXT)
             found = load(path, settings, stub.url)

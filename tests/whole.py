@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,22 @@ def finished(directory: Path) -> Whole:
     summary = finish(directory)
     code, why = exit_code(summary)
     return Whole(directory, summary, code, why)
+
+
+SERVED = """\
+name: case
+seed: 7
+target: {kind: http, url: "{url}", model: m, tokenizer: words, TARGET}
+workload: {arrivals: ARRIVALS, prompt: 8, output: 2, WORKLOAD}
+phases: PHASES
+"""
+
+
+def served(arrivals: str, phases: str, *, target: str = "", workload: str = "", also: str = "") -> str:
+    """A scenario against a server at {url}: prompts of 8 words, answers of 2 tokens. Every part is YAML; `target` and `workload`
+    are further keys of theirs, `also` of the scenario."""
+    parts = {"ARRIVALS": arrivals, "PHASES": phases, "TARGET": target, "WORKLOAD": workload}
+    return re.sub("[A-Z]{6,}", lambda word: parts[word[0]], SERVED) + also + "\n"
 
 
 async def play(text: str, folder: Path, *sets: str) -> Path:

@@ -75,19 +75,14 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
 
     from kvbench import compose, journal
     from kvbench.clock import Clock, wall_time
-    from kvbench.problem import Problem
     from kvbench.run import Run, Setup
-    from kvbench.scenario import ScenarioError
     from kvbench.sink.console import VIEWS
 
     clock = Clock(asyncio.get_running_loop())
     opened = await compose.open_target(scenario, clock)
     try:
         nonce = compose.build_nonce(scenario)
-        try:
-            phases = compose.build_phases(scenario, nonce, opened.count)
-        except ValueError as error:  # a trace or a file of prompts; its message names file and line
-            raise ScenarioError([Problem("", "", str(error))]) from error
+        phases = compose.build_phases(scenario, nonce, opened.count)
         path = journal.create(Path(scenario.out), scenario.name, wall_time())
     except BaseException:
         await opened.target.aclose()
@@ -136,7 +131,7 @@ def _manifest(scenario: "Scenario", clock: Any, opened: Any, nonce: int | None, 
         "wall": anchor, "clock": "virtual" if clock.virtual else "real", "seed": scenario.seed,
         "nonce": nonce, "scenario": scenario.resolved(), "target": opened.facts, "tokenizer": opened.tokenizer,
         "host": {"name": platform.node(), "system": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count()},
-        "phases": [{"name": phase.name, "kind": phase.kind, **phase.bounds()} for phase in phases],
+        "phases": [phase.plan() for phase in phases],
         "argv": argv[1:],
     }  # fmt: skip
 

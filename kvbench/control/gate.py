@@ -1,4 +1,4 @@
-"""How much may enter: a token bucket, a cap on requests in flight and bounded patience. Analytic: it has no ticks and no clock."""
+"""How much may enter: a token bucket, a cap on requests in flight, bounded patience. Analytic: no ticks, no clock."""
 
 import math
 from collections import deque
@@ -10,9 +10,9 @@ from kvbench.core import Limits, Seconds
 class Gate:
     """First come, first served under Limits(rate, burst, inflight, patience).
 
-    The bucket holds at most `burst` tokens and gains `rate` a second; a request takes one. What cannot enter waits in order; what
-    has waited longer than `patience` is shed. The instant of release is computed, not observed: it is when the limits first allowed
-    the request, however late the caller wakes.
+    The bucket holds at most `burst` tokens and gains `rate` a second; a request takes one. What cannot enter waits in order;
+    what has waited longer than `patience` is shed. The instant of release is computed, not observed: it is when the limits first
+    allowed the request, however late the caller wakes.
     """
 
     def __init__(self, limits: Limits, now: Seconds = 0.0) -> None:

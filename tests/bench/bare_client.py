@@ -40,8 +40,7 @@ def body(number: int) -> bytes:
     content = [{"role": "user", "content": f"{number} hello world, please tell me a story about it"}]
     options = {"model": "m", "messages": content, "max_tokens": TOKENS, "stream": True, "stream_options": {"include_usage": True}}
     data = json.dumps(options).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    return b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(data) + data
 
 
 class User(asyncio.Protocol):

@@ -9,6 +9,7 @@ import json
 import ssl
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from socket import SO_LINGER, SOL_SOCKET
@@ -69,7 +70,7 @@ def answer_json(body: Any, status: int = 200, headers: tuple[tuple[str, str], ..
 
 @dataclass
 class Seen:
-    """One request as the stub saw it; times are perf_counter nanoseconds."""
+    """One request as the stub saw it: the number-th of its method, from 0. Times are perf_counter nanoseconds."""
 
     number: int
     connection: int
@@ -84,9 +85,14 @@ class Seen:
         return json.loads(self.body)
 
 
-class Stub:
-    """`async with Stub(script) as stub:` serves on 127.0.0.1 at `stub.url`. script: Seen -> Reply for each request, or one Reply.
+def _script(told: "Reply | Callable[[Seen], Reply]") -> Callable[[Seen], Reply]:
+    return (lambda seen: told) if isinstance(told, Reply) else told
 
+
+class Stub:
+    """`async with Stub(script) as stub:` serves on 127.0.0.1 at `stub.url`. script: Seen -> Reply for each POST, or one Reply.
+
+    gets: the same for each GET, by which a client asks what this server is; it has nothing to say of itself unless told.
     refuse(connection number): connections to reset on arrival. idle: seconds after which a quiet connection is closed.
     """
 
@@ -94,14 +100,16 @@ class Stub:
         self,
         script: Reply | Callable[[Seen], Reply],
         *,
+        gets: Reply | Callable[[Seen], Reply] = answer_json({}, 404),
         refuse: Callable[[int], bool] = lambda number: False,
         idle: float | None = None,
         tls: ssl.SSLContext | None = None,
         host: str = "127.0.0.1",
     ) -> None:
-        self.script: Callable[[Seen], Reply] = (lambda seen: script) if isinstance(script, Reply) else script
+        self.scripts = {"POST": _script(script), "GET": _script(gets)}
         self.refuse, self.idle, self.tls, self.host = refuse, idle, tls, host
         self.log: list[Seen] = []
+        self.counts: Counter[str] = Counter()  # requests by method
         self.connections = self.in_flight = self.max_in_flight = 0
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -166,12 +174,13 @@ class _Peer(asyncio.Protocol):
             return
         self.buffer = bytearray(rest[length:])
         method, path, _ = first.split(" ", 2)
-        seen = Seen(len(self.stub.log), self.number, method, path, headers, rest[:length], time.perf_counter_ns())
+        seen = Seen(self.stub.counts[method], self.number, method, path, headers, rest[:length], time.perf_counter_ns())
         self.stub.log.append(seen)
+        self.stub.counts[method] += 1
         if self.quiet is not None:
             self.quiet.cancel()
         self.playing = True
-        task = asyncio.get_running_loop().create_task(self.play(self.stub.script(seen), seen))
+        task = asyncio.get_running_loop().create_task(self.play(self.stub.scripts[method](seen), seen))
         self.stub.tasks.add(task)
         task.add_done_callback(self.stub.tasks.discard)
 

@@ -237,7 +237,7 @@ def test_open_finds_the_facts() -> None:
     async def play(target: HttpTarget, stub: Stub) -> tuple[dict[str, Any], list[int] | None]:
         return await target.open(), await target.tokenize_probe("a b c")
 
-    facts, tokens = over_loopback(vllm_like, play, key=SECRET)
+    facts, tokens = over_loopback(vllm_like, play, stub={"gets": vllm_like}, key=SECRET)
     assert (facts["model"], facts["max_context"], facts["warnings"]) == ("m", 2048, [])
     assert (facts["servers"][0]["version"], facts["servers"][0]["models"]) == ("0.32.0", ["m", "lora"])
     assert tokens == [1, 2, 3]
@@ -249,10 +249,11 @@ def test_open_warns_of_a_model_that_is_not_there_and_of_a_refusal() -> None:
         return await target.open(), await target.tokenize_probe("x")
 
     other = answer_json({"data": [{"id": "other"}]})
-    facts, tokens = over_loopback(lambda seen: other if seen.path == "/v1/models" else answer_json({}, 404), play)
+    facts, tokens = over_loopback(answer_json({}, 404), play, stub={"gets": other})
     assert "does not list model 'm': it has other" in facts["warnings"][0]
     assert (facts["max_context"], tokens) == (None, None)
-    facts, _ = over_loopback(Reply([(0, b"no")], 401, JSON, "length"), play, key=SECRET)
+    refusal = Reply([(0, b"no")], 401, JSON, "length")
+    facts, _ = over_loopback(refusal, play, stub={"gets": refusal}, key=SECRET)
     assert "answers 401" in facts["warnings"][0]
 
 
