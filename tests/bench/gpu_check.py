@@ -1,8 +1,9 @@
 """make gpu-check: the embedded engine's step cost against the same arithmetic run on this machine's GPU.
 
 One table and results/gpu-check.json: what the driver says the board is, what it reads and multiplies per second beside its
-profile, and steps of Llama-3.1-8B's shape (random weights, PyTorch, one CUDA graph a step) beside the roofline's figure for the same
-step. The engine's own overhead per step is left out on both sides. Needs an NVIDIA GPU of 24 GB or more and PyTorch; under 5 minutes.
+profile, and steps of Llama-3.1-8B's shape (random weights, PyTorch, one CUDA graph a step) beside the roofline's figure for
+the same step. The engine's own overhead per step is left out on both sides. Needs an NVIDIA GPU of 24 GB or more and PyTorch;
+takes under 5 minutes.
 """
 
 import json
