@@ -16,6 +16,7 @@ from kvbench.clock import Clock
 from kvbench.core import Request, Seconds
 from kvbench.endpoint import Http, Sim
 from kvbench.engine.engine import Engine
+from kvbench.forecast import overlong
 from kvbench.phases import Phase
 from kvbench.problem import Problem
 from kvbench.scenario import Scenario, ScenarioError
@@ -196,6 +197,7 @@ async def _open_server(scenario: Scenario, spec: Http, clock: Clock) -> Opened:
         if spec.model is None:
             target.model = _only_model(facts)
             facts = await target.open()
+        facts["warnings"] += overlong(scenario, facts["max_context"])
         tokenizer = await _tokenizer(scenario, spec, target)
     except BaseException:
         await target.aclose()

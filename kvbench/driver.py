@@ -19,6 +19,9 @@ from kvbench.target import Target
 BATCH = 256  # ended records filed at once: one fold a second would stall the loop for 100 ms at 15,000 requests/s,
 HELD: Nanos = 50_000_000  # and on a real clock after this long, so that no part of the work on a batch takes 1 ms at 1,000/s
 STEP: Seconds = 1e-9  # the clock's own step: what is due within it is due
+BREATH: Seconds = (
+    1e-3  # from a user's question that got no answer to the next: refusals that cost no time would never let time pass
+)
 SLICE: Seconds = 2e-3  # what fell due meanwhile is offered for at most this long at a time, so that sends go out in between
 
 
@@ -38,7 +41,7 @@ class Driver:
         self.failure: asyncio.Future[None] = clock.loop.create_future()  # an exception of ours; the run watches it
         self._ended: list[Record] = []  # not yet filed
         self._held: float = math.inf if clock.virtual else HELD
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order of launch: what is cancelled ends in one order every time
         self._timer = clock.timer(self._wake)
         self._later: list[tuple[Seconds, int, Request | None]] = []  # session turns, and closed users' next questions (None)
         self._order = itertools.count()  # keeps equal due times in order
@@ -181,8 +184,8 @@ class Driver:
         request.due, request.phase, request.measured = due, self._phase, self._measured
         return Record(
             id=request.id, cls=request.cls, phase=self._phase, measured=self._measured, session=request.session,
-            turn=request.turn, group=request.group, due_ns=round(due * 1e9), asked_in=request.tokens, asked_out=request.max_tokens,
-            sampling=request.sampling, token_ns=[],
+            turn=request.turn, group=request.group, due_ns=round(due * 1e9), asked_in=request.tokens,
+            asked_out=request.max_tokens, sampling=request.sampling, token_ns=[],
         )  # fmt: skip
 
     def _admit(self, record: Record, at: Seconds) -> None:
@@ -192,7 +195,7 @@ class Driver:
 
     def _launch(self, request: Request, record: Record) -> None:
         task = self.clock.loop.create_task(self._serve(request, record))
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._served)
 
     async def _serve(self, request: Request, record: Record) -> None:
@@ -208,7 +211,7 @@ class Driver:
             following = self._over(request, record)
 
     def _served(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self.fail(error)
@@ -235,7 +238,8 @@ class Driver:
             follow[1].body = self.target.encode(follow[1])
             return self._ask(source, end + follow[0], follow[1])
         if source.users is not None:
-            return self._ask(source, end + source.users.pause(source.rng), None)
+            soonest = 0.0 if record.outcome == "ok" else record.due_ns / 1e9 + BREATH
+            return self._ask(source, max(end + source.users.pause(source.rng), soonest), None)
         return None
 
     def _ask(self, source: Source, due: Seconds, request: Request | None) -> tuple[Request, Record] | None:
@@ -271,7 +275,8 @@ class Driver:
         if request.session is not None:
             source.content.follow(request, record)
         if source.users is not None and self._left > 0:
-            heapq.heappush(self._later, (at + source.users.pause(source.rng), next(self._order), None))
+            again = max(at + source.users.pause(source.rng), record.due_ns / 1e9 + BREATH)
+            heapq.heappush(self._later, (again, next(self._order), None))
 
     def _file(self, record: Record) -> None:
         ended = self._ended

@@ -141,7 +141,7 @@ class Http(Spec):
             fault((), "give either `url: http://host:port` or `urls: [...]`")
         if self.tokenizer == "ids" and self.api == "chat":
             fault(("tokenizer",), "token ids need api: completions (the chat API takes text only)")
-        if self.timeouts.total < self.timeouts.first:
+        if "first" in self.timeouts.model_fields_set and self.timeouts.total < self.timeouts.first:  # a default gives way
             fault(("timeouts", "total"), "total is shorter than first: the first-byte limit could never be reached")
         return self
 

@@ -154,7 +154,7 @@ def prefix_hits(evidence: Evidence) -> Measure:
         if record.outcome in LEFT and record.cached is not None and record.n_in:
             template = max(0, record.n_in - record.asked_in)
             hits, prompts, n = hits + max(0, record.cached - template), prompts + record.n_in, n + 1
-    return Measure(hits / prompts, n) if prompts else Measure(None, 0, "the server reports no cached tokens")
+    return Measure(hits / prompts, n) if prompts else Measure(None, 0, "no answer told its cached tokens")
 
 
 def workers_lost(evidence: Evidence) -> Measure:

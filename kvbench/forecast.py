@@ -23,6 +23,7 @@ from kvbench.workload.schedule import Closed, reach
 from kvbench.workload.traces import Trace, TraceFile
 
 SUPPORT, LEAST = 1000, 30  # requests that a p99 needs, and below which the verdict is INVALID
+TOO_LONG = "a request may need {:,} tokens and the model's context is {:,}: those will fail"
 GRID = 400  # quantiles that stand for a distribution
 
 
@@ -221,7 +222,7 @@ def _context(scenario: Scenario, tokens: Tokens | None) -> dict[str, Any]:
     """Whether the longest request fits the model's context."""
     longest = tokens.longest if tokens else None
     if not isinstance(scenario.target, Sim):
-        return {"longest": longest, "limit": None, "fits": None, "why": "known once the server is asked"}
+        return {"longest": longest, "limit": None, "fits": None, "why": "known once the server is asked (kvbench run says)"}
     limit = scenario.target.load_engine().limit(scenario.target.load_model())
     return {"longest": longest, "limit": limit, "fits": None if longest is None else longest <= limit, "why": ""}
 
@@ -261,14 +262,22 @@ def _kv(scenario: Scenario, target: Sim, steady: list[Expected], tokens: Tokens)
 # ---- what looks wrong
 
 
+def overlong(scenario: Scenario, limit: int | None) -> list[str]:
+    """That requests may not fit a server's context of `limit` tokens. Raises ValueError where a trace cannot be read."""
+    tokens = _tokens(scenario, {file: file.read() for file in _trace_files(scenario)}) if limit else None
+    return [TOO_LONG.format(tokens.longest, limit)] if tokens and tokens.longest > (limit or 0) else []
+
+
 def _warnings(scenario: Scenario, plan: dict[str, Any], steady: list[Expected], requests: float | None) -> Iterator[str]:
     if requests is not None and requests < SUPPORT:
-        level = f"below {LEAST} the verdict is INVALID" if requests < LEAST else "its p99 is marked, the verdict DEGRADED"
+        verdict = "" if "degraded" in scenario.verdict.get("steady_requests", {}) else ", the verdict DEGRADED"
+        level = f"below {LEAST} the verdict is INVALID" if requests < LEAST else f"its p99 is marked{verdict}"
         yield f"about {requests:,.0f} requests in steady: a p99 needs {SUPPORT:,}; {level}. Run longer or faster"
     context = plan["context"]
     if context["fits"] is False:
-        yield f"a request may need {context['longest']:,} tokens and the model's context is {context['limit']:,}: those will fail"
-    if scenario.phases.drain is None:
+        yield TOO_LONG.format(context["longest"], context["limit"])
+    ends = scenario.phases.steady  # one that ends by its count or with its trace waits for its last answers
+    if scenario.phases.drain is None and (ends.for_ or ends.tokens or ends.epochs):
         yield "no drain phase: what is in flight when steady ends is cancelled. Add `drain: {for: 1m}`"
     if not scenario.workload.nonce:
         yield "nonce is off: the cache may still hold this scenario's prompts from an earlier run"

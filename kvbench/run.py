@@ -102,7 +102,7 @@ class Run:
         before = self.driver.offered
         self._phase, self._tokens = phase, 0
         self._halt.clear()
-        self._event("phase_start", phase=phase.name, phase_kind=phase.kind, bounds=phase.bounds())
+        self._event("phase_start", phase=phase.name, phase_kind=phase.kind, start=start, bounds=phase.bounds())
         if source is not None:
             self.driver.begin(phase.name, source, end, phase.requests, measured=phase.kind == "steady")
         reason = await self._phase_end(phase, end)
@@ -260,10 +260,10 @@ class Run:
         return counts | {"unread": unread, "late": slots.late, "early": slots.early, "out_of_range": slots.out_of_range}
 
     def totals(self) -> dict[str, int]:
-        """Requests so far: done is over by any outcome, waiting is at the gate."""
+        """Requests so far: done is over by any outcome, held waits at the gate."""
         driver = self.driver
         return {"offered": driver.offered, "admitted": driver.admitted, "done": driver.over, "inflight": len(driver.live),
-                "waiting": len(self.gate)}  # fmt: skip
+                "held": len(self.gate)}  # fmt: skip
 
     def _event(self, kind: str, **data: Any) -> None:
         self._tell(Event(t=self.clock.now(), kind=kind, data=data))

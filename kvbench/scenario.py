@@ -23,12 +23,12 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from kvbench.core import Limits
-from kvbench.endpoint import TARGETS, Spec, under
+from kvbench.endpoint import TARGETS, Spec
 from kvbench.metrics.names import known
 from kvbench.problem import KeyPath, SourceError
 from kvbench.spec import OneOf, Reader, fault, plain
 from kvbench.stop import Budget, Rule
-from kvbench.timetable import SHAPES, Count, Phases, Windows
+from kvbench.timetable import SHAPES, Count, Phases, Windows, beside
 from kvbench.units import Rate, Span
 from kvbench.verdict import CHECKS, checks
 from kvbench.workload.classes import Class, shares
@@ -77,14 +77,6 @@ LAWS: dict[str, type[Open]] = {"none": Open, "bucket": Bucket}
 LAWS_LATER = ("pid", "queue_feedback", "learned")
 
 
-def _found(trace: TraceFile, info: ValidationInfo, *path: str) -> TraceFile:
-    """`trace` with its file's path from here, not from the scenario. A missing file is a fault at `path`.file."""
-    try:
-        return trace.model_copy(update={"file": str(under((info.context or {}).get("folder"), trace.file))})
-    except ValueError as error:
-        fault((*path, "file"), str(error))
-
-
 class Workload(Spec):
     """What arrives when. One traffic class may be written flat, without `classes`."""
 
@@ -104,7 +96,7 @@ class Workload(Spec):
     @field_validator("arrivals")
     @classmethod
     def _readable(cls, value: Any, info: ValidationInfo) -> Any:
-        return _found(value, info) if isinstance(value, TraceFile) else value
+        return beside(value, info) if isinstance(value, TraceFile) else value
 
     @field_validator("classes")
     @classmethod
@@ -115,7 +107,7 @@ class Workload(Spec):
             if not re.fullmatch(r"[\w-]{1,64}", name):
                 fault((name,), "a class name is letters, digits, - and _")
             if one.trace:
-                found[name] = one.model_copy(update={"trace": _found(one.trace, info, name, "trace")})
+                found[name] = one.model_copy(update={"trace": beside(one.trace, info, name, "trace")})
         return found
 
     @classmethod
@@ -220,6 +212,7 @@ def load(path: Path | str, overrides: Iterable[str] = (), target: str | None = N
         _retarget(source, target)
     for assignment in overrides:
         source.set(assignment)
+    _one_seed(source.data)
     source.data.setdefault("name", re.sub(r"[^A-Za-z0-9._-]", "-", Path(path).stem))
     data, folder = source.data, Path(path).parent
     moved: tuple[KeyPath, KeyPath] = ((), ())
@@ -237,6 +230,17 @@ def schema() -> dict[str, Any]:
     tree = Scenario.model_json_schema(by_alias=True)
     tree["required"].remove("name")  # the file's name where it is not given
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **plain(tree)}
+
+
+def _one_seed(data: dict[str, Any]) -> None:
+    """Chaos takes the run's seed where it has none of its own. What is not of the right shape is left for validation to refuse."""
+    workload, phases = data.get("workload"), data.get("phases")
+    steady = phases.get("steady") if isinstance(phases, dict) else None
+    epochs = steady.get("epochs") if isinstance(steady, dict) else None
+    for part in (workload, *(epochs if isinstance(epochs, list) else ())):
+        arrivals = part.get("arrivals") if isinstance(part, dict) else None
+        if isinstance(arrivals, dict) and arrivals.get("shape") == "chaos":
+            arrivals.setdefault("seed", data.get("seed", 0))
 
 
 def _one_class(workload: dict[str, Any]) -> dict[str, Any]:

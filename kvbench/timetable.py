@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from kvbench.endpoint import Spec
+from kvbench.endpoint import Spec, under
 from kvbench.spec import OneOf, fault
 from kvbench.units import Duration, Span
 from kvbench.workload.arrivals import ARRIVALS
@@ -13,6 +13,14 @@ from kvbench.workload.traces import TraceFile
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 SHAPES: dict[str, type[Any]] = {**ARRIVALS, "trace": TraceFile, "closed": Closed}
+
+
+def beside(trace: TraceFile, info: ValidationInfo, *path: str) -> TraceFile:
+    """`trace` with its file's path from here, not from the scenario. A missing file is a fault at `path`.file."""
+    try:
+        return trace.model_copy(update={"file": str(under((info.context or {}).get("folder"), trace.file))})
+    except ValueError as error:
+        fault((*path, "file"), str(error))
 
 
 class Skip(Spec):
@@ -41,6 +49,11 @@ class Epoch(Spec):
 
     for_: Span = Field(alias="for", description="how long")
     arrivals: Annotated[Any, OneOf("shape", SHAPES)] = Field(description="as workload.arrivals")
+
+    @field_validator("arrivals")
+    @classmethod
+    def _readable(cls, value: Any, info: ValidationInfo) -> Any:
+        return beside(value, info) if isinstance(value, TraceFile) else value
 
 
 class Steady(Spec):

@@ -75,9 +75,9 @@ def duration(seconds: float | None) -> str:
     sign, value = ("-", -seconds) if seconds < 0 else ("", seconds)
     if value == 0:
         return "0 s"
-    if value < 1e-3:
+    if value < 999.5e-6:  # what would be rounded to 1,000 us is 1 ms
         return f"{sign}{value * 1e6:.3g} us"
-    if value < 1:
+    if value < 999.5e-3:
         return f"{sign}{value * 1e3:.3g} ms"
     if value < 60:
         return f"{sign}{value:.3g} s"

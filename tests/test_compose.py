@@ -23,14 +23,19 @@ phases: {steady: {for: 1s}}
 """
 
 
-def server(models: list[str], tokenize: Callable[[str], int] | None = None) -> Callable[[Seen], Reply]:
-    """A server that lists `models` and, given a count, has /tokenize."""
+def server(
+    models: list[str], tokenize: Callable[[str], int] | None = None, template: int | None = None
+) -> Callable[[Seen], Reply]:
+    """A server that lists `models` and, given a count, has /tokenize; with a `template` of so many tokens also of messages."""
 
     def reply(seen: Seen) -> Reply:
         if seen.path == "/v1/models":
             return answer_json({"data": [{"id": name, "max_model_len": 4096} for name in models]})
         if seen.path == "/tokenize" and tokenize:
-            return answer_json({"tokens": list(range(tokenize(seen.json()["prompt"])))})
+            asked = seen.json()
+            if "messages" in asked and template is not None:
+                return answer_json({"tokens": list(range(template + tokenize(asked["messages"][0]["content"])))})
+            return answer_json({"tokens": list(range(tokenize(asked["prompt"])))} if "prompt" in asked else {"error": "no"})
         if seen.method == "POST" and seen.path in ("/v1/chat/completions", "/v1/completions"):
             return stream(C("a"), C("b"), FIN, U(300, 2), DONE)
         return answer_json({"error": "no such thing"}, 404)
@@ -91,8 +96,26 @@ def test_with_tokenize_the_prompt_is_as_long_as_asked(tmp_path: Path) -> None:
     assert opened.tokenizer["kind"] == "server"
     assert opened.tokenizer["overhead"] == pytest.approx(21, abs=1)
     assert len(body(log)["messages"][0]["content"].split()) == pytest.approx(200, abs=2)
-    words = {word for seen in log if seen.path == "/tokenize" for word in [seen.json()["prompt"]]}
+    words = {word for seen in log if seen.path == "/tokenize" for word in [seen.json().get("prompt")]}
     assert body(log)["messages"][0]["content"] not in words  # no prompt of the run was shown to the server before
+
+
+def test_the_chat_template_is_counted_where_the_server_can_say(tmp_path: Path) -> None:
+    """vLLM's /tokenize takes messages: 30 tokens of template beside a token a word. The completions API has no template."""
+    one_a_word = server(["m"], lambda text: len(text.split()), template=30)
+    opened, log, _ = drive(tmp_path, one_a_word)
+    assert (opened.tokenizer["overhead"], opened.tokenizer["error"]) == (30, 0.0)
+    assert len(body(log)["messages"][0]["content"].split()) == 300  # the text is what was asked for; the template comes on top
+    plain = drive(tmp_path, one_a_word, "target.api=completions", "target.tokenizer=server")[0]
+    assert (plain.tokenizer["overhead"], plain.tokenizer["error"]) == (0, 0.0)
+
+
+def test_requests_longer_than_the_servers_context_are_said_before_the_run(tmp_path: Path) -> None:
+    """The server's models hold 4,096 tokens: 300 + 2 fit, 4,095 + 2 do not."""
+    assert drive(tmp_path, server(["m"]))[0].facts["warnings"] == []
+    (line,) = drive(tmp_path, server(["m"]), "workload.prompt=4095")[0].facts["warnings"]
+    assert "4,097 tokens" in line
+    assert "4,096" in line
 
 
 def test_completions_get_token_ids(tmp_path: Path) -> None:

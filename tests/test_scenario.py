@@ -373,3 +373,15 @@ def test_warnings_carry_their_numbers(tmp_path: Path) -> None:
         "workload.arrivals={shape: closed, concurrency: 5}", "control={law: none, inflight: 3}"
     )
     assert "NO_SUCH_KEY (target.key_env) is not set" in warned("target={kind: http, url: http://a, key_env: NO_SUCH_KEY}")
+
+
+@pytest.mark.parametrize(("extra", "seed"), [("", 7), (", seed: 3", 3)])
+def test_chaos_moves_with_the_runs_seed_unless_it_has_its_own(extra: str, seed: int, tmp_path: Path) -> None:
+    text = f"""
+seed: 7
+target: {{kind: sim, model: llama-3.1-8b, hardware: h100}}
+workload: {{arrivals: {{shape: chaos, min: 1/s, max: 9/s, every: 5s{extra}}}, prompt: 10, output: 10}}
+phases: {{steady: {{for: 60s}}}}
+"""
+    (tmp_path / "s.yaml").write_text(text)
+    assert load(tmp_path / "s.yaml").workload.arrivals.seed == seed

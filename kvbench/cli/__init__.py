@@ -3,6 +3,9 @@
 Verbs import what they need when they run, so that `kvbench --help` answers at once.
 """
 
+import io
+import sys
+
 import typer
 
 from kvbench import __version__
@@ -47,5 +50,7 @@ app.add_typer(trace, name="trace")
 
 
 def main() -> None:
-    """The `kvbench` command."""
+    """The `kvbench` command. What stdout's encoding cannot show (a name, a server's words) is shown as ?, and ends nothing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     app()

@@ -36,7 +36,7 @@ def lines(plan: dict[str, Any]) -> list[str]:
     from kvbench import units
 
     target = ", ".join(f"{key} {value}" for key, value in plan["target"].items() if key != "kind")
-    shape = ", ".join(f"{key} {_value(value)}" for key, value in plan["arrivals"].items() if key != "shape" and value is not None)
+    shape = _shape(plan["arrivals"])
     rows = [
         f"{plan['name']}  (seed {plan['seed']})",
         f"  target    {plan['target']['kind']}  {target}",
@@ -71,8 +71,30 @@ def _phase(phase: dict[str, Any]) -> str:
     return f"  {phase['name']:<10}{time:>10}{requests:>12}{mean:>10}{peak:>10}{why}"
 
 
-def _value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _shape(arrivals: dict[str, Any]) -> str:
+    """The load shape's settings with the units they were written in, which the schema's examples show."""
+    from kvbench.timetable import SHAPES
+
+    tree = SHAPES[arrivals["shape"]].model_json_schema()
+    return _settings({key: value for key, value in arrivals.items() if key != "shape"}, tree, tree.get("$defs", {}))
+
+
+def _settings(values: dict[str, Any], tree: dict[str, Any], defs: dict[str, Any]) -> str:
+    nodes = tree.get("properties", {})
+    return ", ".join(f"{key} {_value(value, nodes.get(key, {}), defs)}" for key, value in values.items() if value is not None)
+
+
+def _value(value: Any, node: dict[str, Any], defs: dict[str, Any]) -> str:
+    from kvbench import units
+
+    options = [option for option in (node, *node.get("anyOf", ())) if option]
+    options = [defs[option["$ref"].rsplit("/", 1)[-1]] if "$ref" in option else option for option in options]
+    if isinstance(value, dict):
+        return f"({_settings(value, next((option for option in options if 'properties' in option), {}), defs)})"
+    example = str(next((option["examples"][0] for option in options if "examples" in option), ""))
+    if not isinstance(value, float) or not example:
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return units.share(value) if example.endswith("%") else f"{value:g}/s" if example.endswith("/s") else units.duration(value)
 
 
 def _rate(value: float | str | None) -> str:

@@ -19,6 +19,9 @@ def doctor(
     """
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from kvbench.report.render import plain
 
     findings = [*_machine()]
     code = 0
@@ -27,7 +30,7 @@ def doctor(
         findings += found
     table = Table("check", "found", "advice", box=None, pad_edge=False)
     for what, value, advice in findings:
-        table.add_row(what, value, advice or "[green]ok[/green]")
+        table.add_row(what, Text(plain(value)), Text(plain(advice)) if advice else Text("ok", style="green"))
     Console().print(table)
     raise typer.Exit(code)
 
@@ -122,10 +125,11 @@ def _tools() -> Iterator[Finding]:
 
 
 def _target(url: str, key_env: str | None) -> tuple[list[Finding], int]:
-    """What answers at `url`, and the exit code: 6 where nothing does, 2 where the key is missing."""
+    """What answers at `url`, and the exit code: 6 where nothing does, 2 where the key is missing or `url` is no address."""
     import asyncio
     import os
 
+    from kvbench.endpoint import Http
     from kvbench.target import TargetUnreachable
     from kvbench.target.discover import discover
 
@@ -133,12 +137,17 @@ def _target(url: str, key_env: str | None) -> tuple[list[Finding], int]:
     if key_env and not key:
         return [("target", url, f"the environment variable {key_env} is not set")], 2
     try:
-        facts = asyncio.run(discover([url.rstrip("/")], "", {"Authorization": f"Bearer {key}"} if key else {}, None))
+        addresses = Http.model_validate({"url": url}).addresses()  # as a run reads it: without a trailing /v1
+    except ValueError:
+        return [("target", url, "not a server's address: write http://host:port")], 2
+    try:
+        facts = asyncio.run(discover(addresses, "", {"Authorization": f"Bearer {key}"} if key else {}, None))
     except TargetUnreachable as error:
         return [("target", url, str(error))], 6
     server = facts["servers"][0]
     models = ", ".join(server["models"]) or "none listed"
-    software = " ".join(filter(None, (server["software"], server["version"]))) or "does not say"
+    told = (("models owned by", "owner"), ("version", "version"), ("HTTP by", "software"))  # uvicorn's version is none of ours
+    software = ", ".join(f"{what} {server[key]}" for what, key in told if server[key]) or "does not say"
     advice = f"/v1/models answers {server['status']}" if server["status"] >= 400 else ""
     context = ", ".join(f"{name}: {length:,} tokens" for name, length in server["max_context"].items()) or "not told"
     return [("target", url, advice), ("server", software, ""), ("models", models, ""), ("context", context, "")], 0

@@ -34,7 +34,11 @@ def report(
     if as_json:
         typer.echo(write.as_json(summary, files), nl=False)
     else:
-        render.terminal(summary, Console())
+        try:
+            render.terminal(summary, Console())
+        except OSError as error:  # what stands behind stdout is full or gone
+            typer.echo(f"kvbench report: cannot print: {error}", err=True)
+            raise typer.Exit(1) from None
     if html:
         path = directory / "report.html"
         write.write_page(path, html_page.page(summary, files))

@@ -1,5 +1,6 @@
 """`kvbench run`: drive a scenario, show it, and say what it meant."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +26,17 @@ def run(
 
     Examples: kvbench run scenarios/wave.yaml   |   kvbench run scenarios/wave.yaml --target http://127.0.0.1:8000
 
-    Exit codes: 0 whole; 2 scenario error; 3 budget missed; 4 invalid run; 5 stop rule; 6 nothing succeeded; 130/143 interrupted.
+    Exit codes: 0 whole; 1 internal error; 2 scenario; 3 budget; 4 invalid; 5 stop rule; 6 no ok answer; 130/143 interrupted.
     """
+    import json
+
     from rich.console import Console
 
     from kvbench.scenario import ScenarioError, load
 
     console = Console(highlight=False)
     try:
-        scenario = load(file, [*set_, *([f"out={out}"] if out is not None else [])], target)
+        scenario = load(file, [*set_, *([f"out={json.dumps(str(out))}"] if out is not None else [])], target)
         code = _drive(scenario, console, real_time, quiet)
     except ScenarioError as error:
         typer.echo(str(error), err=True)
@@ -76,7 +79,7 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
     from kvbench import compose, journal
     from kvbench.clock import Clock, wall_time
     from kvbench.run import Run, Setup
-    from kvbench.sink.console import VIEWS
+    from kvbench.sink.console import GONE, VIEWS
 
     clock = Clock(asyncio.get_running_loop())
     opened = await compose.open_target(scenario, clock)
@@ -95,7 +98,8 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
     log = journal.Journal(path)
     log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv))
     if not quiet:
-        _announce(scenario, opened.facts, path, console)
+        with suppress(*GONE):  # nobody reads it: the run and its files go on
+            _announce(scenario, opened.facts, path, console)
     await Run(setup, clock, log).execute()
     return path
 
@@ -105,14 +109,14 @@ def _announce(scenario: "Scenario", facts: dict[str, Any], path: Path, console: 
 
     from kvbench import units
     from kvbench.endpoint import Http
+    from kvbench.report import render
 
-    what = ", ".join(
-        f"{key} {value}" for key, value in facts.items() if isinstance(value, (str, int, float)) and not isinstance(value, bool)
-    )
-    console.print(f"[bold]{escape(scenario.name)}[/bold] on {escape(what)}", soft_wrap=True)
+    console.print(f"[bold]{escape(scenario.name)}[/bold] on {escape(render.plain(render.described(facts)))}", soft_wrap=True)
     if isinstance(scenario.target, Http):
-        limits = {name: value for name, value in scenario.target.timeouts.model_dump().items()}
+        limits = scenario.target.timeouts.model_dump()
         console.print("timeouts: " + ", ".join(f"{name} {units.duration(value)}" for name, value in limits.items()))
+    for warning in facts.get("warnings", ()):
+        console.print(f"[yellow]! {escape(render.plain(warning))}[/yellow]", soft_wrap=True)
     console.print(f"recording to {escape(str(path))}", soft_wrap=True)
 
 
@@ -127,10 +131,12 @@ def _manifest(scenario: "Scenario", clock: Any, opened: Any, nonce: int | None, 
 
     anchor = wall_time() - clock.now() if not clock.virtual else wall_time()
     return {
-        "kvbench": __version__, "name": scenario.name, "started": datetime.fromtimestamp(wall_time(), UTC).isoformat(timespec="milliseconds"),
+        "kvbench": __version__, "name": scenario.name,
+        "started": datetime.fromtimestamp(wall_time(), UTC).isoformat(timespec="milliseconds"),
         "wall": anchor, "clock": "virtual" if clock.virtual else "real", "seed": scenario.seed,
         "nonce": nonce, "scenario": scenario.resolved(), "target": opened.facts, "tokenizer": opened.tokenizer,
-        "host": {"name": platform.node(), "system": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count()},
+        "host": {"name": platform.node(), "system": platform.platform(), "python": platform.python_version(),
+                 "cpus": os.cpu_count()},
         "phases": [phase.plan() for phase in phases],
         "argv": argv[1:],
     }  # fmt: skip
@@ -142,6 +148,7 @@ def _report(directory: Path, console: "Console") -> int:
     from kvbench.report.accounting import AccountingError
     from kvbench.report.outcome import exit_code
     from kvbench.report.write import finish
+    from kvbench.sink.console import GONE
 
     try:
         summary = finish(directory)
@@ -151,7 +158,8 @@ def _report(directory: Path, console: "Console") -> int:
     except OSError as error:
         typer.echo(f"the report could not be written: {error}; the records are in {directory}", err=True)
         return 1
-    render.terminal(summary, console)
+    with suppress(*GONE):  # a pipe that was closed or a full disk behind stdout does not change what the run came to
+        render.terminal(summary, console)
     code, why = exit_code(summary)
     if code:
         typer.echo(f"exit {code}: {why}", err=True)

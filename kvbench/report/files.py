@@ -16,6 +16,30 @@ LINES = ("requests.jsonl", "events.jsonl", "windows.jsonl", "samples.jsonl")
 T = TypeVar("T")
 
 
+class _Workload(msgspec.Struct):
+    arrivals: dict[str, Any] | None = None
+    classes: dict[str, dict[str, Any] | None] | None = None
+
+
+class _Scenario(msgspec.Struct):
+    workload: _Workload | None = None
+    target: dict[str, Any] | None = None
+    verdict: dict[str, Any] | None = None
+    budget: dict[str, Any] | None = None
+    stop: list[dict[str, Any]] | None = None
+
+
+class _Manifest(msgspec.Struct):
+    """What the report takes for granted of a manifest, so that someone else's JSON is refused where it is read."""
+
+    scenario: _Scenario | None = None
+    phases: list[dict[str, Any]] | None = None
+    seed: int | None = None
+    target: dict[str, Any] | None = None
+    tokenizer: dict[str, Any] | None = None
+    host: dict[str, Any] | None = None
+
+
 @dataclass
 class RunFiles:
     """What was read. torn and damaged: lines dropped, per file (the last one; others). missing: files that are not there."""
@@ -74,10 +98,15 @@ def _manifest(directory: Path, files: RunFiles) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = msgspec.json.decode(path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         files.torn["manifest.json"] = 1
         return {}
+    try:
+        msgspec.convert(found, _Manifest)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path} is not a run's manifest: {error}") from None
+    return dict(found)
 
 
 def _lines(directory: Path, name: str, kind: type[T], files: RunFiles) -> list[T]:

@@ -11,7 +11,14 @@ PRESSED = 0.9  # share of the pool from which the cache is short
 
 def warnings(summary: dict[str, Any], files: RunFiles) -> list[str]:
     """In order of how much they can mislead."""
-    return [*_incomplete(summary), *_rules(summary), *_stream(summary), *_lengths(summary), *_cold(summary, files)]
+    return [
+        *_incomplete(summary),
+        *_target(summary),
+        *_rules(summary),
+        *_stream(summary),
+        *_lengths(summary),
+        *_cold(summary, files),
+    ]
 
 
 def _incomplete(summary: dict[str, Any]) -> list[str]:
@@ -31,6 +38,11 @@ def _incomplete(summary: dict[str, Any]) -> list[str]:
     if not summary["self_check"]["ok"]:
         lines.append(f"internal error of kvbench: negative durations {summary['self_check']['negative_durations']}")
     return lines
+
+
+def _target(summary: dict[str, Any]) -> list[str]:
+    """What looked wrong when the server was asked, before the run: a model it does not list, requests longer than its context."""
+    return [f"before the run: {line}" for line in summary["target"].get("warnings", ())]
 
 
 def _rules(summary: dict[str, Any]) -> list[str]:

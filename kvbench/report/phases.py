@@ -66,11 +66,13 @@ def _timeline(files: RunFiles) -> list[Phase]:
     for event in files.events:
         name = str(event.data.get("phase", ""))
         if event.kind == "phase_start":
-            found.append(Phase(name, str(event.data.get("phase_kind", name)), event.t, files.end))
+            start = float(event.data.get("start", event.t))  # the event itself is written a little later
+            found.append(Phase(name, str(event.data.get("phase_kind", name)), start, files.end))
         elif event.kind == "phase_end":
             for phase in found:
                 if phase.name == name and phase.reason is None:
-                    phase.end, phase.offered = event.t, event.data.get("offered")
+                    offered = event.data.get("offered")
+                    phase.end, phase.offered = event.t, offered if isinstance(offered, int) else None
                     phase.reason = str(event.data.get("reason", "ended"))
     return found
 

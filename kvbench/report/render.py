@@ -53,17 +53,30 @@ def _level(name: str) -> tuple[str, str]:
 
 def ran(summary: Mapping[str, Any], width: int) -> RenderableType:
     run, stop, head = summary["run"], summary["stop"], summary["headline"]
-    target = ", ".join(f"{key} {value}" for key, value in summary["target"].items() if isinstance(value, (str, int, float)))
     nonce = run["nonce"] if run["nonce"] is not None else "off"
     clock = "virtual time" if run["clock"] == "virtual" else "real time"
     name, started = run["name"] or "(unnamed)", run["started"] or "(unknown)"
     rows = [
         ("ran", f"{name}, seed {run['seed']}, nonce {nonce}, {clock}, started {started}"),
-        ("target", target or "(not recorded)"),
+        ("target", described(summary["target"])),
         ("ended", f"{stop['kind']}: {stop['reason']}, after {units.duration(stop['seconds'])}"),
         ("headline", f"{head['n']:,} {head['cohort']}, followed to their end; rates over {units.duration(head['seconds'])}"),
     ]
     return _block("", _pairs(rows))
+
+
+def described(target: Mapping[str, Any]) -> str:
+    """What answered, from the facts in the manifest, as a reader would say it."""
+    servers = ", ".join(f"{one['url']} ({one['software'] or 'software not told'})" for one in target.get("servers", ()))
+    if target.get("kind") == "http":
+        return f"{servers or 'a server'}: {target.get('model') or 'model not told'}"
+    if target.get("kind") == "null":
+        return "nothing: requests are answered at once, which measures kvbench itself"
+    if not {"model", "hardware", "devices", "engine", "blocks", "block_tokens", "kv_tokens"} <= target.keys():
+        return "(not recorded)"
+    count = f"{target['devices']} x " if target["devices"] > 1 else ""
+    pool = f"KV pool {target['blocks']:,} blocks of {target['block_tokens']} = {target['kv_tokens']:,} tokens"
+    return f"the embedded engine: {target['model']} on {count}{target['hardware']} ({target['engine']} profile), {pool}"
 
 
 def requests(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -118,7 +131,7 @@ def groups(summary: Mapping[str, Any], width: int) -> RenderableType:
     epochs = [(row["name"], row) for row in summary["phases"] if row["kind"] == "steady"]
     shown = [group for group in (classes, epochs) if len(group) > 1]
     if not shown:
-        return Text("")
+        return Group()
     table = _table("", "offered", "ok", "goodput", "response_ttft p50", "p99", "tpot p50", "p99")
     for name, row in (pair for group in shown for pair in group[:MOST_ROWS]):
         outcomes, good = row["outcomes"], row.get("goodput", {}).get("value")
@@ -145,9 +158,10 @@ def throughput(summary: Mapping[str, Any], width: int) -> RenderableType:
     succeeded, read = _number(out, "succeeded_only"), _number(tokens["input_rate"])
     rows.append(("tokens/s", f"out {_number(out)} ({succeeded} of ok requests), in {read}"))
     if prompt["n"]:
-        rows.append(("prompt", f"{prompt['asked']:.4g} tokens asked, {prompt['got']:.4g} counted"))
+        rows.append(("prompt", f"mean {_count(prompt['asked'])} tokens asked, {_count(prompt['got'])} counted"))
     if output["n"]:
-        rows.append(("output", f"{output['asked']:.4g} tokens asked, {output['got']:.4g} got; counted by (requests): {sources}"))
+        asked, got = _count(output["asked"]), _count(output["got"])
+        rows.append(("output", f"mean {asked} tokens asked, {got} got; counted by (requests): {sources}"))
     if good["value"] is not None:
         rate = f", {good['rate']:.4g}/s" if good.get("rate") is not None else ""
         rows.append(("goodput", f"{units.share(good['value'])} of {good['n']:,} offered{rate}"))
@@ -173,7 +187,7 @@ def cache(summary: Mapping[str, Any], width: int) -> RenderableType:
         rows.append(("kv usage", ", ".join([f"mean {units.share(usage['mean'])}", f"max {units.share(usage['max'])}", *above])))
     queue = [(name, engine[name]) for name in ("running", "waiting") if engine[name]["mean"] is not None]
     if queue:
-        rows.append(("queue", ", ".join(f"{name} mean {row['mean']:.3g} max {row['max']:.3g}" for name, row in queue)))
+        rows.append(("queue", ", ".join(f"{name} mean {_count(row['mean'])} max {_count(row['max'])}" for name, row in queue)))
     if engine["preemptions_total"]["value"] is not None:
         again = engine["recompute_tokens_total"]["value"]
         taxed = f", {again:,.0f} tokens computed again" if again else ""
@@ -183,7 +197,7 @@ def cache(summary: Mapping[str, Any], width: int) -> RenderableType:
         rows.append(("hit rate", f"{units.share(rate['value'])} of {rate['n']:,} prompt tokens looked up"))
     if told["hit_rate"] is not None:
         hit, prompts = units.share(told["hit_rate"]), told["prompt_tokens"]
-        rows.append(("told", f"{hit} of {prompts:,} prompt tokens were cached, say the answers"))
+        rows.append(("cached", f"{hit} of {prompts:,} prompt tokens, as the answers say"))
     elif rate["value"] is None:
         rows.append(("hit rate", f"- ({told['reason']})"))
     return _block("KV cache", _pairs(rows))
@@ -191,7 +205,7 @@ def cache(summary: Mapping[str, Any], width: int) -> RenderableType:
 
 def budgets(summary: Mapping[str, Any], width: int) -> RenderableType:
     if not summary["budgets"]:
-        return Text("")
+        return Group()
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     styles = {"pass": "green", "fail": "bold red", "not evaluated": "bold yellow"}
     for row in summary["budgets"]:
@@ -215,7 +229,11 @@ def closing(summary: Mapping[str, Any], width: int) -> RenderableType:
 
 def _number(row: Mapping[str, Any], key: str = "value") -> str:
     value = row.get(key)
-    return "-" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return "-" if value is None else _count(value)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _block(title: str, body: RenderableType) -> RenderableType:

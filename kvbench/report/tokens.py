@@ -25,7 +25,7 @@ def sources(records: Sequence[Record]) -> dict[str, Any]:
 
 def asked(records: Sequence[Record], got_name: str, asked_name: str) -> dict[str, Any]:
     """Mean tokens asked for and got, over requests that ended ok and whose count is known; the source beside it."""
-    pairs = [(getattr(r, asked_name), getattr(r, got_name), r.source) for r in records if r.outcome == "ok"]
+    pairs = [(_wanted(r, asked_name), getattr(r, got_name), r.source) for r in records if r.outcome == "ok"]
     known = [(want, got, source) for want, got, source in pairs if got is not None]
     if not known:
         return {"asked": None, "got": None, "n": 0, "reason": "no count of a request that ended ok"}
@@ -39,6 +39,11 @@ def asked(records: Sequence[Record], got_name: str, asked_name: str) -> dict[str
         "exact": int((got == want).sum()),
         "sources": dict(Counter(source or "none" for *_, source in known).most_common()),
     }
+
+
+def _wanted(record: Record, name: str) -> int:
+    """Tokens asked for: max_tokens holds for each choice (or beam), and the server counts the tokens of all of them."""
+    return record.asked_out * int(record.sampling.get("n", 1)) if name == "asked_out" else record.asked_in
 
 
 class Arrivals:

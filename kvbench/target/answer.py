@@ -56,6 +56,10 @@ class Answer:
             if self._sse is None:
                 return
         events = self._sse.feed(data)
+        if self._sse.overlong:
+            self._sse.overlong = 0
+            self.record.malformed += 1
+            self._keep_error("malformed: an event without an end")
         if self._sse.names:
             events = self._sift(events, self._sse.names)
         if events:

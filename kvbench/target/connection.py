@@ -22,13 +22,13 @@ INF = float("inf")
 
 
 class Timeouts(BaseModel):
-    """How long to wait for what. A limit that is not given does not exist."""
+    """How long to wait for what: an overloaded server may still answer, a run against a hung one ends all the same."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     connect: Span = Field(default=10.0, description="for a connection, name resolution and TLS included")
-    first: Span = Field(default=INF, description="from the first byte sent to the first token-bearing event (streams only)")
-    idle: Span = Field(default=INF, description="between two reads once the answer has begun; comments count as life")
+    first: Span = Field(default=600.0, description="from the first byte sent to the first token-bearing event (streams only)")
+    idle: Span = Field(default=300.0, description="between two reads once the answer has begun; comments count as life")
     total: Span = Field(default=INF, description="for the whole request, connecting, retries and their waits included")
 
 

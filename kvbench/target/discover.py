@@ -31,11 +31,14 @@ async def discover(bases: Sequence[str], model: str, headers: Mapping[str, str],
     return {"kind": "http", "model": model, "max_context": context, "servers": servers, "warnings": warnings}
 
 
-async def tokenize(base: str, model: str, text: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> list[int] | None:
-    """The token ids of `text` by the server's /tokenize (vLLM's form), with the special tokens it adds; None without one."""
+async def tokenize(
+    base: str, model: str, prompt: Mapping[str, Any], headers: Mapping[str, str], tls: ssl.SSLContext | None
+) -> list[int] | None:
+    """The token ids of `prompt` ({"prompt": text} or {"messages": [...]}) by the server's /tokenize (vLLM's form), with the
+    special tokens and the chat template it adds; None without one."""
     async with _session(headers, tls) as session:
         try:
-            async with session.post(f"{base}/tokenize", json={"model": model, "prompt": text}) as answer:
+            async with session.post(f"{base}/tokenize", json={"model": model, **prompt}) as answer:
                 said = await answer.json(content_type=None) if answer.status == 200 else None
         except (*_UNANSWERED, ValueError):
             return None

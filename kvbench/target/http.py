@@ -19,6 +19,7 @@ from kvbench.target.openai import PATHS, body
 from kvbench.target.origin import ConnectError, Origin
 
 STALE_WITHIN: Nanos = 1_000_000_000  # a kept-alive connection that closes later than this after a send was in use, not stale
+LONGEST: Seconds = 86_400.0  # of a Retry-After that is believed
 SECRET = 8  # a header value at least this long may be one, and is blotted out where a server repeats it
 HEADERS = {"User-Agent": "kvbench", "Content-Type": "application/json", "Accept-Encoding": "identity"}
 
@@ -69,6 +70,7 @@ class HttpTarget:
         self._tls = _tls(ca_file) if any(url.startswith("https:") for url in urls) else None
         self._origins = [Origin(url, PATHS[api], HEADERS | self._headers, self._tls) for url in urls]
         self._turn = itertools.cycle(self._origins)
+        self._chat = api == "chat"
         self._options: dict[str, Any] = {"stream": stream}
         if stream:
             self._options["stream_options"] = {"include_usage": True} | ({"continuous_usage_stats": True} if chunk_usage else {})
@@ -81,8 +83,16 @@ class HttpTarget:
         return await discover([origin.base for origin in self._origins], self.model, self._headers, self._tls)
 
     async def tokenize_probe(self, text: str) -> list[int] | None:
-        """The server's own tokens for `text` by vLLM's /tokenize; None where the first url has no such thing."""
-        return await tokenize(self._origins[0].base, self.model, text, self._headers, self._tls)
+        """The server's own tokens for `text` by vLLM's /tokenize; None where the first url has no such thing. On the chat API
+        those of a message, so that the chat template is counted; of the bare text where the server cannot say that."""
+        forms: list[dict[str, Any]] = [{"prompt": text}]
+        if self._chat:
+            forms.insert(0, {"messages": [{"role": "user", "content": text}]})
+        for form in forms:
+            tokens = await tokenize(self._origins[0].base, self.model, form, self._headers, self._tls)
+            if tokens is not None:
+                return tokens
+        return None
 
     def encode(self, request: Request) -> bytes:
         return body(request, self.model, self.render(request), self._options, self._extra)
@@ -182,9 +192,8 @@ def _forget(record: Record) -> None:
 def _retry_after(value: bytes) -> Seconds | None:
     """A Retry-After header, in seconds from now: a number or an HTTP date. None where there is none or it makes no sense."""
     text = value.decode("latin-1").strip()
-    if text.isdecimal():
-        return float(text)
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - wall_time())
-    except ValueError:
+        seconds = float(text) if text.isdecimal() else email.utils.parsedate_to_datetime(text).timestamp() - wall_time()
+    except (ValueError, OverflowError):
         return None
+    return max(0.0, seconds) if seconds <= LONGEST else None

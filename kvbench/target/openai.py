@@ -1,7 +1,7 @@
 """The OpenAI-compatible dialect: a request's body, the shape of an answer's events, and the texts of its errors."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,17 +23,20 @@ def body(request: Request, model: str, prompt: Mapping[str, Any], options: Mappi
     return msgspec.json.encode(fields)
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # anything else counts nothing, and the event that says it is malformed
+
+
 class CachedTokens(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class ReasoningTokens(msgspec.Struct, gc=False):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Count | None = None
 
 
 class Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
     prompt_tokens_details: CachedTokens | None = None
     completion_tokens_details: ReasoningTokens | None = None
 
@@ -50,7 +53,7 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class Choice(msgspec.Struct, gc=False):
-    index: int = 0
+    index: Count = 0
     delta: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None

@@ -45,9 +45,9 @@ class Sim:
             "devices": engine.hardware.count,
             "engine": engine.profile.name,
             "max_context": engine.profile.limit(engine.model),
-            "blocks": engine.blocks,
+            "blocks": engine.blocks - 1,  # usable: one is the null block, as in vLLM
             "block_tokens": engine.profile.block,
-            "kv_tokens": engine.blocks * engine.profile.block,
+            "kv_tokens": (engine.blocks - 1) * engine.profile.block,
             "kv_bytes_per_token": engine.model.kv_token_bytes(engine.hardware.count) * engine.hardware.count,
         }
 

@@ -66,7 +66,7 @@ class Chaos(Shape):
     spikes: Share = Field(0.1, le=1, description="share of stretches that are spikes to max, five times shorter")
     lulls: Share = Field(0.1, le=1, description="share of stretches that are lulls at min")
     lengths: Regimes | None = Field(None, description="spells in which prompts and outputs are longer or shorter")
-    seed: int = Field(0, ge=0, description="seed of the jumps; the rest of the run has its own")
+    seed: int = Field(0, ge=0, description="seed of the jumps; in a scenario the run's, where not given")
     example: ClassVar[dict[str, Any]] = {"min": "2/s", "max": "60/s", "every": "5s", "lengths": {"every": "20s"}, "seed": 7}
 
     @model_validator(mode="after")

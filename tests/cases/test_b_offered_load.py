@@ -1,15 +1,21 @@
 """Group B of the public cases, end to end: the load that was asked for is the load that was offered, or the run says so."""
 
+import asyncio
 import itertools
+import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from time import sleep as stall
 
 import numpy as np
 import pytest
 
-from tests.stub.stub import DONE, FIN, C, Reply, Stub, U
-from tests.whole import Whole, against, instant, kvbench, simulated
+from kvbench.core import Record, Request
+from kvbench.target.http import HttpTarget
+from tests.stub.stub import DONE, FIN, C, Reply, Seen, Stub, U
+from tests.whole import Whole, against, finished, instant, kvbench, simulated
 
 HTTP = """
 name: case
@@ -28,14 +34,17 @@ def http(arrivals: str, phases: str) -> str:
     return HTTP.replace("ARRIVALS", arrivals).replace("PHASES", phases)
 
 
+def sim(arrivals: str, phases: str) -> str:
+    target = "target: {kind: sim, model: llama-3.1-8b, hardware: h100}\n"
+    return f"{target}workload: {{arrivals: {arrivals}, prompt: 8, output: 1}}\nphases: {phases}\n"
+
+
 def replies(seconds: float) -> Reply:
     return Reply(steps=[(1000 * seconds, ANSWER)])
 
 
 def on_instant(arrivals: str, phases: str, folder: Path, *arguments: str | int | Path) -> Whole:
     """A run in a process of its own against the compiled stub, so that nothing shares our loop."""
-    from tests.whole import finished
-
     with instant(*arguments) as url:
         (folder / "scenario.yaml").write_text(http(arrivals, phases).replace("{url}", url))
         done = kvbench("run", folder / "scenario.yaml", "-q", "--out", folder / "results")
@@ -90,52 +99,62 @@ def test_b01_poisson_keeps_its_mean_and_its_independence(tmp_path: Path) -> None
     ],
     ids=["wave", "stair"],
 )
-def test_shapes_follow_the_integral_of_their_rate(arrivals: str, integral: object, tmp_path: Path) -> None:
+def test_shapes_follow_the_integral_of_their_rate(arrivals: str, integral: Callable[[float], float], tmp_path: Path) -> None:
     """Counts at the server within 4 sigma of the integral of rate(t), in every second."""
-    on_instant(arrivals, "{steady: {for: 8s}, drain: {for: 5s}}", tmp_path, 1, "--log", tmp_path / "log")
-    lines = [line for line in (next((tmp_path / "results").iterdir()) / "requests.jsonl").read_text().splitlines()]
-    import json
-
-    sent = sorted(json.loads(line)["sent_ns"] / 1e9 for line in lines)
+    run = on_instant(arrivals, "{steady: {for: 8s}, drain: {for: 5s}}", tmp_path, 1, "--log", tmp_path / "log")
+    sent = sorted((r.sent_ns or 0) / 1e9 for r in run.records)
     received = stub_log(tmp_path / "log")[:, 0]
     assert len(received) == len(sent)
     start = received[0] - sent[0]  # the run's zero on the server's clock
     for second in range(8):
-        expected = integral(second + 1) - integral(second)  # type: ignore[operator]  # a lambda of the parameters
+        expected = integral(second + 1) - integral(second)
         seen = int(((received - start >= second) & (received - start < second + 1)).sum())
         assert abs(seen - expected) <= 4 * math.sqrt(expected), f"second {second}: {seen} for {expected:.1f}"
 
 
-def test_b02_a_rate_that_was_not_reached_invalidates_the_run(tmp_path: Path) -> None:
-    """A stall of 2 ms per send at 5,000/s asked: at most 500/s leave; requested, offered and sent stand side by side."""
-    import time
+def slowed(bound: str, folder: Path) -> Whole:
+    """5,000/s asked of a client that stalls 2 ms at every send: at most 500/s can leave."""
+    plain = HttpTarget.send
 
-    from kvbench.target.http import HttpTarget
-
-    plain = HttpTarget.encode
-
-    def slow(self: HttpTarget, request: object) -> bytes:
-        time.sleep(0.002)
-        return plain(self, request)  # type: ignore[arg-type]  # the wrapped method checks it
+    async def slow(self: HttpTarget, request: Request, record: Record) -> None:
+        stall(0.002)  # noqa: ASYNC251 - the defect that the case injects
+        await plain(self, request, record)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HttpTarget, "encode", slow)
-        run = against(Stub(replies(0)), http("{shape: constant, rate: 5000/s}", "{steady: {for: 11s}}"), tmp_path)
-    rates = run.summary["throughput"]["rates"] if "rates" in run.summary["throughput"] else run.summary["throughput"]
+        patch.setattr(HttpTarget, "send", slow)
+        return against(Stub(replies(0)), http("{shape: constant, rate: 5000/s}", f"{{steady: {{for: {bound}}}}}"), folder)
+
+
+def test_b02_a_rate_that_was_not_reached_invalidates_the_run(tmp_path: Path) -> None:
+    run = slowed("300ms", tmp_path)
+    rates = run.summary["rates"]
+    assert rates["requested"]["value"] == pytest.approx(5000)
+    assert len(run.records) == 1500
+    assert 0 < rates["sent"]["value"] <= 500
+    assert rates["ok"]["value"] <= rates["sent"]["value"]
     assert run.summary["verdict"]["verdict"] == "INVALID"
+    assert "lag_p99" in [each["check"] for each in run.summary["verdict"]["reasons"] if each["level"] == "INVALID"]
     assert run.code == 4
-    assert "requests_requested" in str(rates) or "requested" in str(rates)
+
+
+@pytest.mark.slow
+def test_b02_below_95_percent_of_the_rate_is_a_reason_of_its_own(tmp_path: Path) -> None:
+    run = slowed("11s", tmp_path)
+    (reason,) = [each for each in run.summary["verdict"]["reasons"] if each["check"] == "sent_share"]
+    assert reason["level"] == "INVALID"
+    assert reason["value"] < 0.95
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 250])
 def test_b03_concurrency_n_holds_n_in_flight_at_the_server(n: int, tmp_path: Path) -> None:
-    stub = Stub(replies(0.3))
-    run = against(stub, http(f"{{shape: closed, concurrency: {n}}}", "{steady: {for: 2s}, drain: {for: 2s}}"), tmp_path)
+    stub = Stub(replies(1.0))
+    run = against(stub, http(f"{{shape: closed, concurrency: {n}}}", "{steady: {for: 1500ms}, drain: {for: 2s}}"), tmp_path)
     assert stub.max_in_flight == n
-    peak = max(line["counts"]["inflight"] for line in run.lines("windows.jsonl"))
-    assert peak == n
+    steps = sorted([(r.sent_ns, 1) for r in run.records] + [(r.end_ns, -1) for r in run.records])
+    assert max(itertools.accumulate(step for _, step in steps)) == n, "and so says the client"
 
 
+@pytest.mark.alone
 def test_b06_a_freed_place_is_refilled_within_5_ms(tmp_path: Path) -> None:
     times = itertools.cycle([0.1, 0.1, 0.1, 1.0])
     run = against(
@@ -147,40 +166,64 @@ def test_b06_a_freed_place_is_refilled_within_5_ms(tmp_path: Path) -> None:
     assert np.median([s - e for s, e in zip(starts, ends, strict=True)]) < 5e6
 
 
+@pytest.mark.alone
+def test_b08_slots_freed_together_release_a_burst_and_the_report_says_so(tmp_path: Path) -> None:
+    """50/s, cap 16, answers in lumps of 16 once a second. Stated: how many the cap held up, and the most sends within 100 ms.
+
+    Of 3 s: 16 leave by themselves, the others wait for a lump (those at the end until the run ends). The strict option (no more
+    than 6 sends in any 100 ms) is a law's and comes with the gate.
+    """
+    began: list[int] = []
+
+    def lump(seen: Seen) -> Reply:
+        began.append(seen.received)
+        at = (seen.received - began[0]) / 1e9
+        return replies(math.floor(at) + 1 - at)
+
+    phases = "{steady: {for: 3s}, drain: {for: 2s}}\ncontrol: {law: none, inflight: 16, patience: 1m}"
+    run = against(Stub(lump), http("{shape: constant, rate: 50/s}", phases), tmp_path)
+    pacing, total = run.summary["pacing"], run.summary["accounting"]["total"]
+    assert pacing["max_sends_per_100ms"] == 16
+    assert (total["offered"], total["ok"], total["withdrawn"]) == (150, 48, 102)
+    assert pacing["blocked_at_gate"] == 150 - 16
+
+
+@pytest.mark.alone
 def test_b10_what_a_stage_did_not_send_stays_with_that_stage(tmp_path: Path) -> None:
-    """Stages of 100/s and 200/s for 5 s each behind a cap of 10, 1 s a request, in virtual time on a made-up engine's null target."""
+    """The case in a fifth of its time: 500 due in 1 s and 1,000 in the next, cap 10, 0.2 s a request: about 50 sent in each."""
     phases = """
   steady:
     epochs:
-      - {for: 5s, arrivals: {shape: constant, rate: 100/s}}
-      - {for: 5s, arrivals: {shape: constant, rate: 200/s}}
-  drain: {for: 5s}
+      - {for: 1s, arrivals: {shape: constant, rate: 500/s}}
+      - {for: 1s, arrivals: {shape: constant, rate: 1000/s}}
+  drain: {for: 2s}
 control: {law: none, inflight: 10, patience: 1m}"""
-    run = against(Stub(replies(0.98)), http("{shape: constant, rate: 100/s}", phases), tmp_path)
-    by_phase = {name: Counter(r.outcome for r in run.records if r.phase == name) for name in ("steady-1", "steady-2")}
-    assert sum(by_phase["steady-1"].values()) == 500
-    assert sum(by_phase["steady-2"].values()) == 1000
-    assert 40 <= by_phase["steady-1"]["ok"] <= 60
-    assert by_phase["steady-1"]["withdrawn"] + by_phase["steady-1"]["ok"] == 500
+    run = against(Stub(replies(0.2)), http("{shape: constant, rate: 100/s}", phases), tmp_path)
+    first, second = (run.summary["accounting"]["phases"][name] for name in ("steady-1", "steady-2"))
+    assert (first["offered"], second["offered"]) == (500, 1000)
+    assert 40 <= first["ok"] <= 60
+    assert 40 <= second["ok"] <= 60
+    for row in (first, second):
+        assert row["offered"] == row["ok"] + row["withdrawn"]
     assert all(r.sent_ns is None for r in run.records if r.outcome == "withdrawn")
+    ends = {"steady-1": 1e9, "steady-2": 2e9}
+    assert all(r.due_ns <= (r.release_ns or 0) < ends[r.phase] for r in run.records if r.outcome == "ok"), "none moved on"
 
 
+@pytest.mark.alone
 def test_b11_a_stalled_start_sends_late_and_says_so(tmp_path: Path) -> None:
-    """500 ms of stall at the start, constant 50/s: the 25 late slots leave at once, each with its lag; no second silently has 70."""
-    import time
+    """500 ms of stall at the start, constant 50/s: the 25 late slots leave at once, each with its lag; none is silent."""
 
-    async def stall() -> None:
-        import asyncio
-
+    async def freeze() -> None:
         await asyncio.sleep(0)
         for _ in range(400):  # as soon as the first request is under way
-            if stub.log and stub.posts:
-                time.sleep(0.5)
+            if stub.posts:
+                stall(0.5)  # noqa: ASYNC251 - the defect that the case injects
                 return
             await asyncio.sleep(0.005)
 
     stub = Stub(replies(0))
-    run = against(stub, http("{shape: constant, rate: 50/s}", "{steady: {for: 3s}, drain: {for: 1s}}"), tmp_path, also=stall)
+    run = against(stub, http("{shape: constant, rate: 50/s}", "{steady: {for: 3s}, drain: {for: 1s}}"), tmp_path, also=freeze)
     lags = sorted((r.sent_ns - r.release_ns) / 1e9 for r in run.records)
     assert len(lags) == 150
     assert sum(lag > 0.02 for lag in lags) >= 20, "late sends are measured, not hidden"
@@ -190,32 +233,77 @@ def test_b11_a_stalled_start_sends_late_and_says_so(tmp_path: Path) -> None:
     assert run.summary["verdict"]["verdict"] == "INVALID"  # lag p99 above 50 ms
 
 
+@pytest.mark.alone
 def test_b12_open_loop_behind_a_cap_offers_the_same_every_time(tmp_path: Path) -> None:
-    """30/s for 3 s, cap 5, 1 s a request: 90 offered on every run; what was not sent is counted."""
-    phases = "{steady: {for: 3s}, drain: {for: 3s}}\ncontrol: {law: none, inflight: 5, patience: 1s}"
-    run = against(Stub(replies(1.0)), http("{shape: constant, rate: 30/s}", phases), tmp_path)
-    total = run.summary["accounting"]["total"]
-    assert total["offered"] == 90
-    assert total["ok"] + total["shed"] + total["withdrawn"] == 90
-    assert total["shed"] > 0
-    assert run.summary["accounting"]["total"]["dropped"] == 0
+    """In a fifth of its time: 150/s for 0.6 s, cap 5, 0.2 s a request: 90 offered on every run, and why each was not sent.
+
+    A rate that a cap holds back is a result and not a defect of the tool (DESIGN section 7), so the run is not INVALID for it:
+    offered and sent stand apart, and goodput has the offered ones below the line.
+    """
+    phases = "{steady: {for: 600ms}, drain: {for: 2s}}\ncontrol: {law: none, inflight: 5, patience: 180ms}"
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        run = against(Stub(replies(0.2)), http("{shape: constant, rate: 150/s}", phases), folder)
+        total, rates = run.summary["accounting"]["total"], run.summary["rates"]
+        assert total["offered"] == 90
+        assert total["ok"] + total["shed"] + total["withdrawn"] == 90
+        assert 10 <= total["ok"] <= 15
+        assert total["shed"] > 40
+        assert total["dropped"] == 0
+        assert rates["offered"]["value"] == pytest.approx(150, rel=0.05)
+        assert rates["sent"]["value"] == pytest.approx(total["ok"] / 0.6, rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_b17_the_bound_that_fired_is_named(seed: int, tmp_path: Path) -> None:
-    """Poisson 5/s, 20 s, 100 requests, 20 seeds: duration or count, and the rate over the true length."""
-    text = """
-target: {kind: sim, model: llama-3.1-8b, hardware: h100}
-workload:
-  arrivals: {shape: poisson, rate: 5/s}
-  prompt: {dist: fixed, value: 20}
-  output: {dist: fixed, value: 4}
-phases: {steady: {for: 20s, requests: 100}, drain: {for: 5s}}
-"""
-    run = simulated(text, tmp_path, f"seed={seed}")
-    count = len(run.records)
-    stop = run.summary["stop"]
-    assert stop["reason"] == ("count" if count == 100 and stop["steady_seconds"] < 20 else "duration")
-    assert stop["steady_seconds"] <= 20.0 + 1e-6
-    if stop["reason"] == "duration":
-        assert stop["steady_seconds"] == pytest.approx(20.0)
+def test_b15_a_start_in_the_future_is_waited_for_and_equal_stamps_leave_together(tmp_path: Path) -> None:
+    """The measured phase begins at 1 s, after a warm-up; its trace has two equal stamps and one out of order."""
+    rows = [{"timestamp": t, "input_length": n, "output_length": 1} for t, n in ((0, 11), (500, 12), (500, 13), (200, 14))]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steady = "{epochs: [{for: 1s, arrivals: {shape: trace, file: t.jsonl, unit: ms}}]}"
+    run = simulated(sim("{shape: constant, rate: 1/s}", f"{{warmup: {{policy: fixed, for: 1s}}, steady: {steady}}}"), tmp_path)
+    assert [(r.phase, r.due_ns) for r in run.records if r.phase != "warmup"] == [
+        ("steady-1", 1_000_000_000), ("steady-1", 1_200_000_000), ("steady-1", 1_500_000_000), ("steady-1", 1_500_000_000)
+    ]  # fmt: skip
+    assert all(r.sent_ns == r.due_ns and r.outcome == "ok" for r in run.records)
+
+
+@pytest.mark.parametrize(
+    ("rate", "bound", "due"),
+    [
+        ("0.25/s", "for: 8s", [0.0, 4.0]),
+        ("inf", "requests: 100", [0.0] * 100),
+        ("1e3/s", "for: 1s", [k / 1e3 for k in range(1000)]),
+    ],
+    ids=["0.25", "inf", "1e3"],
+)
+def test_b16_fractional_infinite_and_large_rates_run(rate: str, bound: str, due: list[float], tmp_path: Path) -> None:
+    run = simulated(sim(f"{{shape: constant, rate: {rate}}}", f"{{steady: {{{bound}}}, drain: {{for: 1m}}}}"), tmp_path)
+    assert [r.due_ns / 1e9 for r in run.records] == pytest.approx(due, abs=1e-9)
+    assert run.summary["outcomes"]["ok"] == len(due)
+
+
+@pytest.mark.parametrize("rate", ["0/s", "-1/s"])
+def test_b16_a_rate_that_is_none_ends_before_any_traffic(rate: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(sim(f"{{shape: constant, rate: {rate}}}", "{steady: {for: 1s}}"))
+    done = kvbench("run", tmp_path / "s.yaml", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert f"s.yaml:2: workload.arrivals.rate: '{rate}' is out of range" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_b17_the_bound_that_fired_is_named_and_rates_use_the_true_length(tmp_path: Path) -> None:
+    """Poisson 5/s, 20 s, 100 requests, 20 seeds: time or count, whichever came first by the schedule itself."""
+    text = sim("{shape: poisson, rate: 5/s}", "{steady: {for: 20s, requests: 100}, drain: {for: 5s}}")
+    reasons: Counter[str] = Counter()
+    for seed in range(20):
+        (tmp_path / str(seed)).mkdir()
+        run = simulated(text, tmp_path / str(seed), f"seed={seed}")
+        stop, count = run.summary["stop"], len(run.records)
+        reasons[stop["reason"]] += 1
+        if stop["reason"] == "duration":
+            assert stop["steady_seconds"] == pytest.approx(20.0)
+            assert count <= 100
+        else:
+            assert (stop["reason"], count) == ("count", 100)
+            assert run.records[-1].due_ns / 1e9 <= stop["steady_seconds"] <= 20.0
+        assert run.summary["rates"]["offered"]["value"] == pytest.approx(count / stop["steady_seconds"])
+    assert set(reasons) == {"duration", "count"}, "either may come first, so both must be named"

@@ -9,7 +9,7 @@ import pytest
 from kvbench.core import Record, Sample
 from kvbench.report.files import load
 from kvbench.report.summary import strict, summarise
-from tests.report.build import gauges, lost, ns, record, write
+from tests.report.build import MANIFEST, gauges, lost, ns, record, write
 
 
 def summary(path: Path, records: list[Record], **run: Any) -> dict[str, Any]:
@@ -82,6 +82,20 @@ def test_g04_asked_and_counted_prompt_lengths_stand_side_by_side(tmp_path: Path)
     assert (prompt["asked"], prompt["got"], prompt["difference"], prompt["sources"]) == (256, 277, 21, {"usage": 5})
     assert any("256 asked, 277 counted on average (by usage)" in line for line in found["warnings"])
     assert found["tokens"]["input_rate"]["n"] == 5 * 277  # the server's, not ours
+
+
+def test_every_choice_was_asked_for_its_tokens(tmp_path: Path) -> None:
+    """n = 2 answers (or beams) of 11 tokens are 22 asked for, and 22 come: no warning."""
+    found = summary(tmp_path, [record(k, k * 0.1, n_out=22, sampling={"n": 2}) for k in range(5)])
+    output = found["tokens"]["output"]
+    assert (output["asked"], output["got"], output["exact"]) == (22, 22, 5)
+    assert not any(line.startswith("output tokens") for line in found["warnings"])
+
+
+def test_what_looked_wrong_before_the_run_stands_in_the_report(tmp_path: Path) -> None:
+    target = {"kind": "http", "model": "stub", "warnings": ["http://x does not list model 'stub': it has other"]}
+    found = summary(tmp_path, [record(0, 0.0)], manifest={**MANIFEST, "target": target})
+    assert "before the run: http://x does not list model 'stub': it has other" in found["warnings"]
 
 
 def test_sources_of_counts_are_never_added(tmp_path: Path) -> None:

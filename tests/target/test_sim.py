@@ -177,8 +177,8 @@ def test_facts() -> None:
         return await sim(clock).open()
 
     facts = virtually(body)
-    assert (facts["kind"], facts["model"], facts["hardware"], facts["blocks"]) == ("sim", "llama-3.1-8b", "rtx-4090", 101)
-    assert (facts["kv_tokens"], facts["max_context"]) == (404, 131072)
+    assert (facts["kind"], facts["model"], facts["hardware"], facts["blocks"]) == ("sim", "llama-3.1-8b", "rtx-4090", 100)
+    assert (facts["kv_tokens"], facts["max_context"]) == (400, 131072)
 
 
 def test_real_time_paces() -> None:
