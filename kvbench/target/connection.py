@@ -17,6 +17,7 @@ from kvbench.target.answer import REJECTED, Answer
 from kvbench.units import Span
 
 NEVER = 1 << 62
+HEAD = 1 << 18  # bytes in a row without a byte of the body: a head, or what is sent before and after it, that does not end
 GRACE = 1_000_000_000  # ns that the end of the body may lag behind [DONE]
 INF = float("inf")
 
@@ -46,6 +47,7 @@ class Connection(asyncio.Protocol):
         self.clock, self.timeouts, self._idle_pool, self._alive = clock, timeouts, idle, alive
         self.lost = False
         self.heard: Nanos = 0  # the last read of the present answer; 0: none yet
+        self._bare = 0  # bytes since the last one of the body
         self.answer: Answer | None = None
         self._fd = -1
         self._body: list[bytes] = []
@@ -70,7 +72,7 @@ class Connection(asyncio.Protocol):
         self.answer, self._done = answer, self.clock.loop.create_future()
         done, record = self._done, answer.record
         self.since = now = self.clock.ns()
-        self._until, self.heard, self._complete = until, 0, False
+        self._until, self.heard, self._bare, self._complete = until, 0, 0, False
         self._headers.clear()
         if record.sent_ns is None:
             record.sent_ns = now
@@ -119,9 +121,14 @@ class Connection(asyncio.Protocol):
         if body:
             answer.feed(body[0] if len(body) == 1 else b"".join(body), now)
             body.clear()
+            self._bare = 0
+        else:
+            self._bare += len(data)
         if self._complete:
             answer.end(now)
             self._finish()
+        elif self._bare > HEAD:
+            self.abandon("failed", "protocol", f"not HTTP/1.1: {self._bare} bytes of headers without an end")
         elif answer.finished:
             self._arm(now + GRACE)
 
@@ -130,6 +137,9 @@ class Connection(asyncio.Protocol):
         if status >= 200 and self.answer is not None:
             stream = self.header(b"content-type").lower().startswith(b"text/event-stream")
             self.answer.start(status, stream, self.header(b"retry-after") if status in REJECTED else b"")
+            coding = self.header(b"content-encoding")
+            if coding and coding.lower() != b"identity":
+                self.answer.encoded(coding.decode("latin-1"))
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:  # 100 Continue and its kind announce; the answer follows

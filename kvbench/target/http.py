@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from kvbench.clock import Clock, wall_time
 from kvbench.core import Nanos, Record, Request, Seconds
-from kvbench.target.answer import Answer
+from kvbench.target import TargetUnreachable
+from kvbench.target.answer import Answer, blot
 from kvbench.target.connection import NEVER, Connection, Timeouts, limit_ns
 from kvbench.target.discover import discover, tokenize
 from kvbench.target.openai import PATHS, body
@@ -80,7 +81,11 @@ class HttpTarget:
 
     async def open(self) -> dict[str, Any]:
         """Facts of the servers behind the urls. Raises TargetUnreachable where one of them does not answer."""
-        return await discover([origin.base for origin in self._origins], self.model, self._headers, self._tls)
+        try:
+            facts = await discover([origin.base for origin in self._origins], self.model, self._headers, self._tls)
+        except TargetUnreachable as error:
+            raise TargetUnreachable(blot(str(error), self._secrets)) from None
+        return dict(_blotted(facts, self._secrets))
 
     async def tokenize_probe(self, text: str) -> list[int] | None:
         """The server's own tokens for `text` by vLLM's /tokenize; None where the first url has no such thing. On the chat API
@@ -169,6 +174,15 @@ class HttpTarget:
             connection.abandon("cancelled", "", "")
             raise
         self.counts["unterminated"] += answer.unterminated
+
+
+def _blotted(facts: Any, secrets: Sequence[str]) -> Any:
+    """What a server says of itself, without the secrets it repeats there."""
+    if isinstance(facts, dict):
+        return {_blotted(name, secrets): _blotted(fact, secrets) for name, fact in facts.items()}
+    if isinstance(facts, list):
+        return [_blotted(fact, secrets) for fact in facts]
+    return blot(facts, secrets) if isinstance(facts, str) else facts
 
 
 def _tls(ca_file: str | None) -> ssl.SSLContext:

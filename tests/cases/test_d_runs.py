@@ -59,7 +59,7 @@ def test_d04_no_visible_output_is_flagged_and_averaged_into_nothing(tmp_path: Pa
     assert [row(found, name)["n"] for name in ("ttft", "itl", "tpot")] == [1, 1, 1]
     assert row(found, "ttft")["mean"] == pytest.approx(0.1, abs=CLOSE)
     assert row(found, "e2e")["max"] == pytest.approx(0.47, abs=CLOSE)
-    assert found.summary["warnings"][0] == "no visible output: 1 of 2 answers had no text and have no ttft and tpot"
+    assert "no visible output: 1 of 2 answers had no text and have no ttft and tpot" in found.summary["warnings"]
 
 
 def test_d05_the_wait_for_the_first_token_is_no_gap(tmp_path: Path) -> None:
