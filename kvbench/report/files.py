@@ -6,7 +6,7 @@ the middle that does not decode (a disk that filled up and was freed again) is d
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -14,6 +14,12 @@ from kvbench.core import Event, Record, Sample, Seconds, Window
 
 LINES = ("requests.jsonl", "events.jsonl", "windows.jsonl", "samples.jsonl")
 T = TypeVar("T")
+
+
+LONGEST: Seconds = 366 * 86_400.0  # of a run: a later instant is a damaged number, and a list of its seconds would not fit
+Instant = Annotated[float, msgspec.Meta(ge=0, le=LONGEST)]
+Stamp = Annotated[int, msgspec.Meta(ge=0, le=int(LONGEST * 1e9))]
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class _Workload(msgspec.Struct):
@@ -38,6 +44,81 @@ class _Manifest(msgspec.Struct):
     target: dict[str, Any] | None = None
     tokenizer: dict[str, Any] | None = None
     host: dict[str, Any] | None = None
+
+
+class _Record(msgspec.Struct):
+    """What the report takes for granted of a record beyond its types."""
+
+    due_ns: Stamp
+    release_ns: Stamp | None
+    sent_ns: Stamp | None
+    written_ns: Stamp | None
+    first_ns: Stamp | None
+    content_ns: Stamp | None
+    done_ns: Stamp | None
+    end_ns: Stamp | None
+    connect_ns: Stamp
+    asked_in: Number
+    asked_out: Number
+    n_in: Number | None
+    n_out: Number | None
+    cached: Number | None
+    reasoning: Number | None
+    token_ns: list[Stamp]
+    token_n: list[Number] | None
+    token_choice: list[Number] | None
+
+
+class _Event(msgspec.Struct):
+    t: Instant
+
+
+class _Sample(msgspec.Struct):
+    t: Instant
+
+
+class _Window(msgspec.Struct):
+    start: Instant
+    end: Instant
+
+
+class _PhaseStart(msgspec.Struct):
+    phase: str
+    phase_kind: str
+    start: Instant | None = None
+
+
+class _PhaseEnd(msgspec.Struct):
+    phase: str
+    reason: str = ""
+    offered: Number | None = None
+
+
+class _Stop(msgspec.Struct):
+    rule: str
+    reason: str
+    phase: str
+    phase_kind: str
+
+
+class _Signal(msgspec.Struct):
+    signal: str
+
+
+class _RunEnd(msgspec.Struct):
+    reason: str = ""
+    unread: dict[str, tuple[Number, Number, str]] | None = None
+
+
+SHAPES: dict[type, type[Any]] = {Record: _Record, Event: _Event, Window: _Window, Sample: _Sample}
+DATA: dict[str, type[Any]] = {
+    "phase_start": _PhaseStart,
+    "phase_end": _PhaseEnd,
+    "stop": _Stop,
+    "signal": _Signal,
+    "run_end": _RunEnd,
+}
+"""Of what the report reads of an event, by its kind."""
 
 
 @dataclass
@@ -122,8 +203,12 @@ def _lines(directory: Path, name: str, kind: type[T], files: RunFiles) -> list[T
         if not line:
             continue
         try:
-            found.append(decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            item = decode(line)
+            msgspec.convert(item, SHAPES[kind], from_attributes=True)
+            if isinstance(item, Event) and item.kind in DATA:
+                msgspec.convert(item.data, DATA[item.kind])
+            found.append(item)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             where = files.torn if number == last else files.damaged
             where[name] = where.get(name, 0) + 1
     return found

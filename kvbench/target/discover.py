@@ -57,7 +57,8 @@ async def _server(session: aiohttp.ClientSession, base: str) -> dict[str, Any]:
             status, software = answer.status, answer.headers.get("Server")
             listed = await _json(answer)
     except _UNANSWERED as error:
-        raise TargetUnreachable(f"nothing answers at {base}/v1/models: {error or type(error).__name__}") from None
+        why = str(error) or (f"silent for {PATIENCE.total:g} s" if isinstance(error, TimeoutError) else type(error).__name__)
+        raise TargetUnreachable(f"nothing answers at {base}/v1/models: {why}") from None
     try:
         async with session.get(f"{base}/version") as answer:
             version = (await _json(answer)).get("version") if answer.status == 200 else None
