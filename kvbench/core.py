@@ -28,6 +28,10 @@ LEFT = ("ok", "failed", "rejected", "timeout", "cancelled")  # outcomes of reque
 STAYED = ("shed", "dropped", "withdrawn")  # outcomes of requests that never left
 
 
+class UsedUpError(ValueError):
+    """There is no more content of a kind that is not to be repeated, such as the rows of a trace. Whoever asks for it stops."""
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One message of a prompt. Content is `raw` (sent verbatim), else `text`, else `segments` rendered by the tokenizer."""
 

@@ -133,10 +133,11 @@ class Driver:
         ):
             if source.due <= due:
                 assert source.schedule is not None
-                self._offer(source.take(self.target.encode, source.schedule.pop()), due)
+                request = source.take(self.target.encode, source.schedule.pop())
             else:
-                request = heapq.heappop(self._later)[2]
-                self._offer(request or source.take(self.target.encode, due), due)
+                request = heapq.heappop(self._later)[2] or source.take(self.target.encode, due)
+            if request is not None:
+                self._offer(request, due)
         if self._left <= 0:
             self._later.clear()
         self._arm(source)
@@ -251,6 +252,8 @@ class Driver:
             self._wake()
             return None
         request = request or source.take(self.target.encode, due)
+        if request is None:
+            return None
         record = self._record(request, due)
         if not self.gate.enter((request, record), due):
             return None
@@ -261,6 +264,7 @@ class Driver:
         """The tool was too slow for it: offered by the schedule, never built."""
         record = self._record(Request(id=next(self._dropped), cls="", tokens=0, max_tokens=0), due)
         record.outcome, record.end_ns = "dropped", round(now * 1e9)
+        record.release_ns = None if len(self.gate) else record.due_ns  # no limit held it: it was the tool's to send
         self.stayed += 1
         self._file(record)
 

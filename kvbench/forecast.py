@@ -82,7 +82,8 @@ def forecast(scenario: Scenario) -> dict[str, Any]:
         "files": [{"file": file, "bytes": Path(file).stat().st_size} for file in _files(scenario)],
         "out": scenario.out,
     }
-    warnings = [*(line for trace in traces.values() for line in trace.warnings), *_warnings(scenario, plan, steady, requests)]
+    offered = min(requests * tokens.turns, scenario.phases.steady.requests or math.inf) if requests and tokens else requests
+    warnings = [*(line for trace in traces.values() for line in trace.warnings), *_warnings(scenario, plan, steady, offered)]
     return dict(plain(plan | {"warnings": list(dict.fromkeys(warnings))}))
 
 

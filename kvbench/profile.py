@@ -213,10 +213,13 @@ def names(kind: Kind) -> list[str]:
     return sorted(path.stem for path in (_root() / kind).glob("*.yaml"))
 
 
+def _stem(name: str) -> str:
+    return re.sub(r"[\s_]+", "-", name.strip().lower())
+
+
 def _read(kind: Kind, name: str) -> dict[str, Any]:
     """The YAML of one profile, its name filled in. ValueError naming the nearest where there is none."""
-    stem = re.sub(r"[\s_]+", "-", name.strip().lower())
-    known = names(kind)
+    stem, known = _stem(name), names(kind)
     if stem not in known:
         near = difflib.get_close_matches(stem, known, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -233,7 +236,7 @@ def load_hardware(name: str, count: int | None = None) -> Hardware:
     """`name` may carry the count: "h100", "h100 x8", "h100x8", "8xh100". A count given twice must agree."""
     text = name.strip().lower()
     match = re.fullmatch(r"(?P<a>\d+)\s*x\s*(?P<x>[a-z].*)|(?P<y>.*?[^\s])\s*x\s*(?P<b>\d+)", text)
-    if match and text not in names("hardware"):
+    if match and text not in names("hardware") and _stem(match["x"] or match["y"]) in names("hardware"):
         written = int(match["a"] or match["b"])
         if count is not None and count != written:
             raise ValueError(f"hardware {name!r} says {written} devices and count says {count}")

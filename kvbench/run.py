@@ -106,15 +106,15 @@ class Run:
         self._event("phase_start", phase=phase.name, phase_kind=phase.kind, start=start, bounds=phase.bounds())
         if source is not None:
             self.driver.begin(phase.name, source, end, phase.requests, measured=phase.kind == "steady")
-        reason = await self._phase_end(phase, end)
+        reason = await self._phase_end(phase, source, end)
         waiting = len(self.gate)
         self.driver.end()
         self._phase = None
         ledger = {"offered": self.driver.offered - before, "withdrawn": waiting, "inflight": len(self.driver.live)}
         self._event("phase_end", phase=phase.name, phase_kind=phase.kind, reason=reason, start=start, **ledger)
 
-    async def _phase_end(self, phase: Phase, end: Seconds) -> str:
-        """Wait for the first of: the phase's time, its count (offered and over), a halt."""
+    async def _phase_end(self, phase: Phase, source: Any, end: Seconds) -> str:
+        """Wait for the first of: the phase's time, its count (offered and over), the end of its content, a halt."""
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(event.wait()) for event in (self._halt, self.driver.through)]
         if math.isfinite(end):
             tasks.append(asyncio.ensure_future(self.clock.sleep_until(end)))
@@ -126,6 +126,8 @@ class Run:
         if self._halt.is_set():
             return "tokens" if self._tokens >= phase.tokens else self.reason
         if self.driver.through.is_set():
+            if source is not None and source.used_up:
+                return str(source.used_up)
             return "drained" if phase.kind == "drain" else "count" if math.isfinite(phase.requests) else "schedule ended"
         return "duration"
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from kvbench.core import Record, Request, Seconds
+from kvbench.core import Record, Request, Seconds, UsedUpError
 
 Encode = Callable[[Request], bytes]  # the target's: a request's body
 AHEAD: Seconds = 2.0  # content is built at most this long before it is due,
@@ -39,19 +39,23 @@ class Users(Protocol):
 
 
 class Source:
-    """One phase's arrivals: an open-loop schedule or closed users, and what they ask. `ready` holds content built ahead."""
+    """One phase's arrivals: an open-loop schedule or closed users, and what they ask. `ready` holds content built ahead.
+
+    used_up: why there is no more content than that, "" while there is.
+    """
 
     def __init__(self, content: Content, schedule: Schedule | None = None, users: Users | None = None, rng: Any = None) -> None:
         assert (schedule is None) != (users is None), "a source is an open-loop schedule or closed users"
         self.content, self.schedule, self.users, self.rng = content, schedule, users, rng
         self.ready: deque[Request] = deque()
+        self.used_up = ""
 
     @property
     def due(self) -> Seconds:
-        return self.schedule.due if self.schedule is not None else math.inf
+        return self.schedule.due if self.schedule is not None and (self.ready or not self.used_up) else math.inf
 
-    def take(self, encode: Encode, at: Seconds) -> Request:
-        """The next content: built ahead, or now."""
+    def take(self, encode: Encode, at: Seconds) -> Request | None:
+        """The next content: built ahead, or now; None where it is used up."""
         return self.ready.popleft() if self.ready else self._build(encode, at)
 
     def prepare(self, encode: Encode, most: float) -> None:
@@ -61,8 +65,11 @@ class Source:
             at = self.schedule.ahead(len(self.ready)) if self.schedule is not None else 0.0
             if self.schedule is not None and at > self.due + AHEAD:
                 break
-            self.ready.append(self._build(encode, at))
-            size += len(self.ready[-1].body)
+            request = self._build(encode, at)
+            if request is None:
+                break
+            self.ready.append(request)
+            size += len(request.body)
 
     def fill(self, encode: Encode, now: Callable[[], Seconds], end: Seconds, left: float) -> Seconds:
         """Build what falls due soon and before `end`, at most `left`; return when to go on (inf: the next due time will do)."""
@@ -73,7 +80,10 @@ class Source:
                 break
             if at > began + AHEAD:
                 return at - AHEAD
-            self.ready.append(self._build(encode, at))
+            request = self._build(encode, at)
+            if request is None:
+                break
+            self.ready.append(request)
             spent = now() - began
             if self.due < began + spent + SLICE:
                 break
@@ -81,7 +91,11 @@ class Source:
                 return began + spent + SLICE
         return math.inf
 
-    def _build(self, encode: Encode, at: Seconds) -> Request:
-        request = self.content.next(at)
+    def _build(self, encode: Encode, at: Seconds) -> Request | None:
+        try:
+            request = self.content.next(at)
+        except UsedUpError as error:
+            self.used_up = str(error)
+            return None
         request.body = encode(request)
         return request

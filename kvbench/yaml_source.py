@@ -55,7 +55,8 @@ class Source:
             if isinstance(node, list) and str(key).isdecimal() and int(key) < len(node):
                 path[depth] = key = int(key)
             elif not isinstance(node, dict):
-                raise SourceError([Problem(where, show(path[:depth]), f"has no key {key!r}: it is {describe(node)}")])
+                what = f"a list of {len(node)}, counted from 0" if isinstance(node, list) else describe(node)
+                raise SourceError([Problem(where, show(path[:depth]), f"has no key {key!r}: it is {what}")])
             if depth == len(path) - 1:
                 node[key] = value.data
             else:
@@ -75,10 +76,10 @@ def read_file(path: Path) -> Source:
     """The data of a YAML file. Raises SourceError with file:line for anything that is not one plain YAML mapping."""
     name = str(path)
     try:
-        if path.is_dir():
-            raise _wrong(name, 1, "this is a directory, not a file")
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        raise _wrong(name, 1, "this is a directory, not a file") from None
     except OSError as error:
         raise _wrong(name, 1, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL byte in the path itself

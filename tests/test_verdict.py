@@ -188,3 +188,13 @@ def test_every_reason_has_its_number_and_advice() -> None:
     for row in found["reasons"]:
         assert row["advice"]
         assert verdict.amount(row["value"], row["unit"]) in row["text"]
+
+
+@pytest.mark.parametrize(
+    ("late", "expected"),
+    [(0, "OK"), (1, "OK"), (9, "OK"), (11, "INVALID"), (54, "INVALID")],
+)
+def test_few_sends_are_judged_by_the_quantile_they_support(late: int, expected: str) -> None:
+    """54 sends support p81: up to 10 late ones are chance, 11 are a habit. With 1,000 the p99 itself is judged."""
+    assert level("lag_p99", lags=np.array([0.2] * late + [0.0] * (54 - late)), ttft_p50=0.1) == expected
+    assert level("lag_p99", lags=np.array([0.2] * 11 + [0.0] * 989), ttft_p50=0.1) == "INVALID"

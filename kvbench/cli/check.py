@@ -10,7 +10,7 @@ import typer
 def check(
     file: Path = typer.Argument(help="The scenario file."),
     set_: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a value, as in --set control.patience=10s."),
-    target: str | None = typer.Option(None, "--target", metavar="URL", help="A server that takes the target's place."),
+    target: str | None = typer.Option(None, "--target", "-t", metavar="URL", help="A server that takes the target's place."),
     as_json: bool = typer.Option(False, "--json", help="Print the plan as JSON."),
 ) -> None:
     """Check a scenario and print what a run of it would do. Sends nothing; exit code 2 when the file is wrong.
@@ -37,12 +37,13 @@ def lines(plan: dict[str, Any]) -> list[str]:
 
     target = ", ".join(f"{key} {value}" for key, value in plan["target"].items() if key != "kind")
     shape = _shape(plan["arrivals"])
+    counted = "requests" if plan["tokens"].get("turns_mean", 1) == 1 else "arrivals"  # a session arrives once
     rows = [
         f"{plan['name']}  (seed {plan['seed']})",
         f"  target    {plan['target']['kind']}  {target}",
         f"  arrivals  {plan['arrivals']['shape']}  {shape}",
         "",
-        f"  {'phase':<10}{'load for':>10}{'requests':>12}{'mean':>10}{'peak':>10}",
+        f"  {'phase':<10}{'load for':>10}{counted:>12}{'mean':>10}{'peak':>10}",
         *(_phase(phase) for phase in plan["phases"]),
         "",
         f"  tokens    {_tokens(plan['tokens'])}",
@@ -106,7 +107,7 @@ def _tokens(tokens: dict[str, Any]) -> str:
     if "prompt_mean" not in tokens:
         return str(tokens["why"])
     total = f"; about {tokens['prompt_total']:,.0f} + {tokens['answer_total']:,.0f} in all" if "prompt_total" in tokens else ""
-    turns = f" of {tokens['turns_mean']:.3g} turns" if tokens["turns_mean"] != 1 else ""
+    turns = f" of {tokens['turns_mean']:.3g} turns (requests)" if tokens["turns_mean"] != 1 else ""
     return f"{tokens['prompt_mean']:,.0f} prompt + {tokens['answer_mean']:,.0f} answer per arrival{turns}{total}"
 
 

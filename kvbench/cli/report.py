@@ -8,7 +8,7 @@ import typer
 def report(
     directory: Path = typer.Argument(..., help="A run directory, also one that is still being written or was cut off."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as strict JSON instead."),
-    html: bool = typer.Option(False, "--html", help="Write report.html into the directory as well."),
+    html: bool = typer.Option(False, "--html", help="Write report.html, with charts, into the directory as well."),
 ) -> None:
     """Say what a run means: verdict, requests, latencies, KV cache, budgets, and what to do next.
 
@@ -31,6 +31,10 @@ def report(
     except AccountingError as error:
         typer.echo(f"kvbench report: internal error: {error}", err=True)
         raise typer.Exit(1) from None
+    if html:
+        path = directory / "report.html"
+        write.write_page(path, html_page.page(summary, files))
+        typer.echo(f"wrote {path}", err=True)
     if as_json:
         typer.echo(write.as_json(summary, files), nl=False)
     else:
@@ -39,7 +43,3 @@ def report(
         except OSError as error:  # what stands behind stdout is full or gone
             typer.echo(f"kvbench report: cannot print: {error}", err=True)
             raise typer.Exit(1) from None
-    if html:
-        path = directory / "report.html"
-        write.write_page(path, html_page.page(summary, files))
-        typer.echo(f"wrote {path}", err=True)

@@ -46,38 +46,53 @@ class _Manifest(msgspec.Struct):
     host: dict[str, Any] | None = None
 
 
-class _Record(msgspec.Struct):
-    """What the report takes for granted of a record beyond its types."""
-
-    due_ns: Stamp
-    release_ns: Stamp | None
-    sent_ns: Stamp | None
-    written_ns: Stamp | None
-    first_ns: Stamp | None
-    content_ns: Stamp | None
-    done_ns: Stamp | None
-    end_ns: Stamp | None
-    connect_ns: Stamp
-    asked_in: Number
-    asked_out: Number
-    n_in: Number | None
-    n_out: Number | None
-    cached: Number | None
-    reasoning: Number | None
-    token_ns: list[Stamp]
-    token_n: list[Number] | None
-    token_choice: list[Number] | None
+class _Asked(msgspec.Struct):
+    n: Annotated[int, msgspec.Meta(ge=1, le=2**31)] = 1
 
 
-class _Event(msgspec.Struct):
+class _Record(Record, kw_only=True):
+    """A record with what the report takes for granted of it beyond its types; so the other three."""
+
+    due_ns: Stamp = 0
+    release_ns: Stamp | None = None
+    sent_ns: Stamp | None = None
+    written_ns: Stamp | None = None
+    first_ns: Stamp | None = None
+    content_ns: Stamp | None = None
+    done_ns: Stamp | None = None
+    end_ns: Stamp | None = None
+    connect_ns: Stamp = 0
+    asked_in: Number = 0
+    asked_out: Number = 0
+    n_in: Number | None = None
+    n_out: Number | None = None
+    cached: Number | None = None
+    reasoning: Number | None = None
+    token_ns: list[Stamp] = []
+    token_n: list[Number] | None = None
+    token_choice: list[Number] | None = None
+
+    def __post_init__(self) -> None:
+        for each in (self.token_n, self.token_choice):
+            if each is not None and len(each) != len(self.token_ns):
+                raise ValueError("what is noted of every token is as long as their times")
+        if self.sampling:
+            msgspec.convert(self.sampling, _Asked)
+
+
+class _Event(Event, frozen=True, kw_only=True):
+    t: Instant
+
+    def __post_init__(self) -> None:
+        if self.kind in DATA:
+            msgspec.convert(self.data, DATA[self.kind])
+
+
+class _Sample(Sample, frozen=True, kw_only=True):
     t: Instant
 
 
-class _Sample(msgspec.Struct):
-    t: Instant
-
-
-class _Window(msgspec.Struct):
+class _Window(Window, frozen=True, kw_only=True):
     start: Instant
     end: Instant
 
@@ -85,7 +100,7 @@ class _Window(msgspec.Struct):
 class _PhaseStart(msgspec.Struct):
     phase: str
     phase_kind: str
-    start: Instant | None = None
+    start: Instant = 0.0
 
 
 class _PhaseEnd(msgspec.Struct):
@@ -110,7 +125,6 @@ class _RunEnd(msgspec.Struct):
     unread: dict[str, tuple[Number, Number, str]] | None = None
 
 
-SHAPES: dict[type, type[Any]] = {Record: _Record, Event: _Event, Window: _Window, Sample: _Sample}
 DATA: dict[str, type[Any]] = {
     "phase_start": _PhaseStart,
     "phase_end": _PhaseEnd,
@@ -167,10 +181,10 @@ def load(directory: Path) -> RunFiles:
         raise ValueError(f"{directory} is not a run directory: it holds none of manifest.json, requests.jsonl, events.jsonl")
     files = RunFiles(directory, missing=[name for name in ("manifest.json", *LINES) if name not in present])
     files.manifest = _manifest(directory, files)
-    files.records = _lines(directory, "requests.jsonl", Record, files)
-    files.events = _lines(directory, "events.jsonl", Event, files)
-    files.windows = _lines(directory, "windows.jsonl", Window, files)
-    files.samples = _lines(directory, "samples.jsonl", Sample, files)
+    files.records = _lines(directory, "requests.jsonl", _Record, files)
+    files.events = _lines(directory, "events.jsonl", _Event, files)
+    files.windows = _lines(directory, "windows.jsonl", _Window, files)
+    files.samples = _lines(directory, "samples.jsonl", _Sample, files)
     return files
 
 
@@ -203,11 +217,7 @@ def _lines(directory: Path, name: str, kind: type[T], files: RunFiles) -> list[T
         if not line:
             continue
         try:
-            item = decode(line)
-            msgspec.convert(item, SHAPES[kind], from_attributes=True)
-            if isinstance(item, Event) and item.kind in DATA:
-                msgspec.convert(item.data, DATA[item.kind])
-            found.append(item)
+            found.append(decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             where = files.torn if number == last else files.damaged
             where[name] = where.get(name, 0) + 1

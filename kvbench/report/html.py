@@ -30,7 +30,7 @@ def page(summary: Mapping[str, Any], files: RunFiles) -> str:
     parts = [
         f'<h1><span class="{found["verdict"]}">{found["verdict"]}</span> {name}</h1>',
         f"<p>exit {exit_['code']}: {escape(exit_['reason'])}</p>",
-        _list(f"{reason['level']}: {reason['text']} (n {reason['n']}). {reason['advice']}" for reason in found["reasons"]),
+        _list(f"{reason['level']}: {reason['text']} (n {reason['n']:,}). {reason['advice']}" for reason in found["reasons"]),
         _facts(summary),
         _section("What to do next", _list(summary["next"])),
         _section("Over time", _charts(files)),
@@ -73,10 +73,11 @@ def _cell(value: Any) -> str:
 def _facts(summary: Mapping[str, Any]) -> str:
     run, stop, head = summary["run"], summary["stop"], summary["headline"]
     rows = [
-        ("headline", f"{head['n']} {head['cohort']}; rates over {units.duration(head['seconds'])}"),
+        ("headline", f"{head['n']:,} {head['cohort']}; rates over {units.duration(head['seconds'])}"),
         ("ended", f"{stop['kind']}: {stop['reason']}, after {units.duration(stop['seconds'])}"),
         *((name, run[name]) for name in ("clock", "seed", "nonce", "started")),
-        *((name, ", ".join(f"{key} {value}" for key, value in summary[name].items())) for name in ("target", "tokenizer")),
+        ("target", render.described(summary["target"])),
+        ("tokenizer", ", ".join(f"{key} {value}" for key, value in summary["tokenizer"].items())),
         ("directory", run["directory"]),
     ]
     return _table((), rows, "text")
@@ -103,8 +104,9 @@ def _requests(summary: Mapping[str, Any]) -> str:
     groups = (*account["phases"].items(), ("total", account["total"]))
     rows = [(name, *(f"{row[column]:,}" for column in columns)) for name, row in groups]
     failures = [(f["n"], f"{f['outcome']}:{f['class']}", "; ".join(f["examples"])) for f in summary["failures"]]
-    rates = [(name, summary["rates"][name]["value"]) for name in ("requested", "offered", "sent", "ok")]
-    named = [(name, "-" if value is None else f"{value:.4g}/s") for name, value in rates]
+    rates = [(name, summary["rates"][name]) for name in ("requested", "offered", "sent", "ok")]
+    notes = {name: f" ({row['note']})" if row.get("note") else "" for name, row in rates}
+    named = [(name, "-" if row["value"] is None else f"{row['value']:.4g}/s{notes[name]}") for name, row in rates]
     return (
         _table(("phase", *(name.replace("_", " ") for name in columns)), rows)
         + _table(("n", "outcome", "what was said"), failures, "text")
@@ -149,16 +151,23 @@ def _groups(summary: Mapping[str, Any]) -> str:
     return _table(head, cells)
 
 
+def _mean(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}"
+
+
 def _features(summary: Mapping[str, Any]) -> str:
     found = summary["features"]
     p99 = found["output_length_p99"]
     bins = ", ".join(f"{row['from']}-{row['below'] - 1}: {row['n']}" for row in found["input_length"]["bins"] if row["n"])
     rows = [("input_length (tokens: requests)", bins or "-")]
-    rows.append(("output_length_p99", p99["reason"] or f"{p99['value']:g} (n {p99['n']})"))
+    rows.append(("output_length_p99", p99["reason"] or f"{p99['value']:g} tokens (n {p99['n']:,})"))
     for name in ("beam_width", "temperature", "penalties"):
         mix = [f"{key}: {units.share(part)}" for key, part in found[name]["shares"].items()]
         rows.append((name, ", ".join(mix) or "-"))
     rows += [(name, f"- ({found[name]['reason']})") for name in ("head_activity_variance", "reuse_distance")]
-    sets = [(json.dumps(row["parameters"]), row["requests"], row["ok"], row["mean_n_out"]) for row in found["sampling"]]
+    sets = [
+        (json.dumps(row["parameters"]), f"{row['requests']:,}", f"{row['ok']:,}", _mean(row["mean_n_out"]))
+        for row in found["sampling"]
+    ]
     head = ("sampling parameters", "requests", "ok", "mean output tokens")
     return _table(("feature", "of the headline requests"), rows, "text") + _table(head, sets)

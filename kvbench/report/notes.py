@@ -7,6 +7,7 @@ from kvbench.report.files import RunFiles
 
 OFF_BY = 0.02  # relative difference of asked and got lengths that is worth a line
 PRESSED = 0.9  # share of the pool from which the cache is short
+GOOD = 0.9  # goodput below which more load is no advice
 
 
 def warnings(summary: dict[str, Any], files: RunFiles) -> list[str]:
@@ -125,6 +126,15 @@ def next_steps(summary: dict[str, Any]) -> list[str]:
     if outcomes["shed"]:
         lines.append(f"shed by the limits: {outcomes['shed']}. Their users got no answer, and goodput counts them")
     if not lines and summary["exit"]["code"] == 0:
-        lines.append("there is room: raise the load (a stair shows where it ends)")
-    where = summary["run"]["directory"]
-    return [*lines[:5], f"kvbench report {where} --html writes charts"]
+        lines.append(_unpressed(summary))
+    return lines[:5]
+
+
+def _unpressed(summary: dict[str, Any]) -> str:
+    """Where neither memory nor a queue nor a limit showed."""
+    reasons, good = summary["verdict"]["reasons"], summary["goodput"]["value"]
+    if reasons:
+        return f"before raising the load, settle what the verdict names: {', '.join(reason['title'] for reason in reasons)}"
+    if good is not None and good < GOOD:
+        return f"goodput is {units.share(good)}: answers miss the limits of their class (slo). Lower the rate, or relax them"
+    return "there is room: raise the load (a stair shows where it ends)"

@@ -1,6 +1,7 @@
 """The summary as a person reads it in a terminal or a log: verdict first, then what ran, what came of it, and what to do next."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -19,6 +20,10 @@ SILENT = ("gate_wait", "connect", "upload")  # rows left out where they are all 
 HEADLINES = (*SERVER, "gate_wait", "lag", "connect", "upload")
 MOST_ROWS = 12  # of phases, classes or epochs; summary.json has all
 NARROW = ("p50", "p90", "p99", "p999", "max")  # statistics that fit 80 columns beside n and mean
+REAL = {  # checks that virtual time on the embedded engine has nothing for
+    "loop_lag_p99", "client_cpu", "clock_steps", "workers_lost",
+    "server_requests", "count_mismatch", "recompute_in_hits", "collector_gap",
+}  # fmt: skip
 WIDE = ("min", "p50", "p90", "p95", "p99", "p999", "max")
 
 
@@ -117,7 +122,7 @@ def latency(summary: Mapping[str, Any], width: int) -> RenderableType:
         return _block("Latency", Text("none: no request ended ok"))
     lines: list[RenderableType] = [table]
     if starred:
-        lines.append(Text(f"* fewer samples than the quantile needs ({_needs()})", style="dim"))
+        lines.append(Text(f"* fewer samples than the quantile needs ({_needs(statistics)})", style="dim"))
     counted = summary["latency"]["response"].get("with_timeouts")
     if counted:
         bound = ">= " if "p99" in counted["at_least"] else ""
@@ -141,8 +146,8 @@ def groups(summary: Mapping[str, Any], width: int) -> RenderableType:
     return _block("Classes and epochs", table)
 
 
-def _needs() -> str:
-    return ", ".join(f"{_spoken(name)}: {round(10 / (1 - q)):,}" for name, q in QUANTILES.items() if q >= 0.9)
+def _needs(shown: tuple[str, ...]) -> str:
+    return ", ".join(f"{_spoken(name)}: {round(10 / (1 - q)):,}" for name, q in QUANTILES.items() if q >= 0.9 and name in shown)
 
 
 def _spoken(statistic: str) -> str:
@@ -151,7 +156,9 @@ def _spoken(statistic: str) -> str:
 
 def throughput(summary: Mapping[str, Any], width: int) -> RenderableType:
     rates, tokens, good = summary["rates"], summary["tokens"], summary["goodput"]
-    named = ", ".join(f"{name} {_number(rates[name])}" for name in ("requested", "offered", "sent", "ok"))
+    note = f" ({rates['requested']['note']})" if rates["requested"].get("note") else ""
+    named = f"requested {_number(rates['requested'])}{note}, "
+    named += ", ".join(f"{name} {_number(rates[name])}" for name in ("offered", "sent", "ok"))
     out, prompt, output = tokens["output_rate"], tokens["prompt"], tokens["output"]
     sources = ", ".join(f"{name} {row['requests']:,}" for name, row in tokens["by_source"].items()) or "none"
     rows = [("requests/s", named)]
@@ -194,7 +201,7 @@ def cache(summary: Mapping[str, Any], width: int) -> RenderableType:
         rows.append(("preempted", f"{engine['preemptions_total']['value']:,.0f} times{taxed}"))
     rate = engine["hit_rate"]
     if rate["value"] is not None:
-        rows.append(("hit rate", f"{units.share(rate['value'])} of {rate['n']:,} prompt tokens looked up"))
+        rows.append(("hit rate", f"{units.share(rate['value'])} of {rate['n']:,} prompt tokens that the engine looked up"))
     if told["hit_rate"] is not None:
         hit, prompts = units.share(told["hit_rate"]), told["prompt_tokens"]
         rows.append(("cached", f"{hit} of {prompts:,} prompt tokens, as the answers say"))
@@ -216,14 +223,23 @@ def budgets(summary: Mapping[str, Any], width: int) -> RenderableType:
 def closing(summary: Mapping[str, Any], width: int) -> RenderableType:
     lines = [Text(f"! {plain(line)}", style="yellow") for line in summary["warnings"]]
     missing: dict[str, list[str]] = {}
+    virtual = 0
     for row in summary["verdict"]["not_measured"]:
-        missing.setdefault(row["reason"], []).append(row["title"])
+        if summary["run"]["clock"] == "virtual" and row["check"] in REAL:
+            virtual += 1
+        else:
+            missing.setdefault(row["reason"], []).append(row["title"])
     lines += [Text(f"not measured: {'; '.join(titles)} ({reason})", style="dim") for reason, titles in missing.items()]
+    if virtual:
+        lines.append(Text(f"not measured: {virtual} checks of a real client and server; summary.json says which", style="dim"))
     parts: list[RenderableType] = []
     if lines:
         parts.append(_block("Notes", Group(*lines)))
-    parts.append(_block("What to do next", Group(*(Text(f"> {plain(line)}") for line in summary["next"]))))
-    parts.append(Text(f"\nfiles: {plain(summary['run']['directory'])}"))
+    if summary["next"]:
+        parts.append(_block("What to do next", Group(*(Text(f"> {plain(line)}") for line in summary["next"]))))
+    where = summary["run"]["directory"]
+    charts = f"{where}/report.html" if Path(where, "report.html").exists() else f"kvbench report {where} --html writes them"
+    parts.append(Text(f"\nfiles: {plain(where)}\ncharts: {plain(charts)}"))
     return Group(*parts)
 
 

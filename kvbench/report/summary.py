@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvbench import __version__
+from kvbench import __version__, units
 from kvbench.core import Record, Seconds
 from kvbench.evidence import Evidence
 from kvbench.report import accounting, budgets, cache, latency, notes, outcome, tokens
@@ -55,6 +55,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
     summary["verdict"] = judge(_evidence(files, every, len(head.records), summary["latency"]["ttft"]["p50"]))
     summary["budgets"] = budgets.evaluate(files.scenario.get("budget") or {}, summary)
     summary["stop_rules"] = _rules(files)
+    summary["rates"]["requested"]["note"] = _requested_note(found, head)
     code, why = outcome.exit_code(summary)
     summary["exit"] = {"code": code, "reason": why}
     summary["warnings"] = notes.warnings(summary, files)
@@ -114,6 +115,14 @@ def _requested(found: list[Phase]) -> float | None:
     if not counts or any(count is None or not seconds for count, seconds in counts):
         return None
     return float(sum(count or 0 for count, _ in counts) / sum(seconds or 0 for _, seconds in counts))
+
+
+def _requested_note(found: list[Phase], head: Headline) -> str | None:
+    """What keeps the requested rate from being comparable with the others."""
+    if any(record.turn for record in head.records):
+        return "conversations begun; each turn is a request"
+    planned = sum(phase.planned.get("seconds") or 0 for phase in found if phase.kind == "steady")
+    return f"over all {units.duration(planned)} planned" if planned - head.seconds > 1 else None
 
 
 def _slos(files: RunFiles) -> dict[str, dict[str, Seconds]]:

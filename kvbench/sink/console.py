@@ -226,7 +226,7 @@ def _done(latest: Latest) -> float:
 def _progress(latest: Latest) -> str:
     if latest.seconds:
         return f"{units.duration(latest.elapsed)} of {units.duration(latest.seconds)}"
-    bound = f" of {latest.requests:,.0f} requests" if latest.requests else ""
+    bound = f", until {latest.requests:,.0f} requests" if latest.requests else ""
     return f"{units.duration(latest.elapsed)}{bound}"
 
 

@@ -76,9 +76,13 @@ class Gamma(Flat):
 
 
 class Pareto(Flat):
-    """Heavy-tailed gaps: P(gap > x) = (x_min / x)^tail; long silences between clumps. Variance is infinite up to tail 2."""
+    """Heavy-tailed gaps: P(gap > x) = (x_min / x)^tail; long silences between clumps. Variance is infinite up to tail 2.
 
-    tail: float = Field(gt=1, le=100, description="tail index; must be above 1, or the mean gap would be infinite")
+    Within a clump requests come at up to tail / (tail - 1) times the rate, 11 times at tail 1.1. Below that a run of any length
+    is one clump: the silences that would make up for it do not come in its time, and at tail 1 the mean gap is infinite.
+    """
+
+    tail: float = Field(ge=1.1, le=100, description="tail index, at least 1.1: nearer to 1 a run never sees its mean rate")
     process: ClassVar[str] = "pareto"
     example: ClassVar[dict[str, Any]] = {"rate": "20/s", "tail": 2.5}
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from kvbench.core import Message, Record, Request, Seconds, Segment, reply_key
+from kvbench.core import Message, Record, Request, Seconds, Segment, UsedUpError, reply_key
 from kvbench.workload import Lengths
 from kvbench.workload.classes import Class
 from kvbench.workload.prompts import Conversation, key, lead, mark, read_prompts
@@ -220,7 +220,7 @@ class FromTrace:
         try:
             lap, row = next(self._order)
         except StopIteration:
-            raise ValueError(
+            raise UsedUpError(
                 f"{self.trace.facts.get('file')}: all {len(self.rows)} arrivals are used: ask for fewer, or set `wrap: again`"
             ) from None
         follows = self.turns.get(row.session) if row.session is not None else None

@@ -57,7 +57,7 @@ class Mix:
         self._sessions: dict[int, object] = {}  # what the deck of a live session needs, by session id
 
     def next(self, at: Seconds) -> Request:
-        """The arrival due at `at`. Raises ValueError where a trace that must not wrap is used up."""
+        """The arrival due at `at`. Raises UsedUpError where a trace that must not wrap is used up."""
         name = self._names[bisect_right(self._upto, self._choice.random())]
         return self._request(name, self.decks[name].first(self._regime(at)), due=at)
 

@@ -6,6 +6,7 @@ engine needs only the names. Keys are hashes of what the content is for, so that
 
 import hashlib
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -21,6 +22,7 @@ from kvbench.core import Message, Segment
 from kvbench.units import Share
 from kvbench.workload import Lengths
 from kvbench.workload.lengths import AnyLengths
+from kvbench.workload.sampling import MOST_ANSWERS
 from kvbench.workload.spec import Spec
 
 NONCE_TOKENS = 4
@@ -31,6 +33,8 @@ SAMPLING_KEYS = frozenset(
      "length_penalty", "use_beam_search", "logit_bias", "seed", "stop", "min_tokens", "ignore_eos")
 )  # fmt: skip
 """What is taken over from a recorded request; anything else in it belongs to its server, not to its load."""
+
+_ESCAPED = re.compile(r"\\u[dD]")  # where half a surrogate pair may be
 
 
 def key(*parts: int | str) -> int:
@@ -182,9 +186,12 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _json(text: str, place: str) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        if _ESCAPED.search(text):
+            json.dumps(found, ensure_ascii=False).encode()  # raises where one stands alone: it could not be sent
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: not JSON: {error}") from None
+    return found
 
 
 def _format(record: Any, asked: str) -> str:
@@ -266,6 +273,10 @@ def _max_tokens(body: dict[str, Any]) -> int | None:
 
 
 def _sampling(body: dict[str, Any]) -> dict[str, Any]:
+    """What a server would be asked, as it stands; only `n` has to make sense here, since tokens are counted by it."""
+    n = body.get("n")
+    if n is not None and (not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_ANSWERS):
+        raise ValueError(f"n: {str(n)[:40]!r} is not a whole number from 1 to {MOST_ANSWERS}")
     return {name: value for name, value in body.items() if name in SAMPLING_KEYS and value is not None}
 
 

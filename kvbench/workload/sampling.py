@@ -18,7 +18,8 @@ WEIGHED = BeforeValidator(_weighted, json_schema_input_type=float | dict[str, st
 Temperatures = Annotated[dict[Annotated[float, Field(ge=0, le=2)], float], WEIGHED]
 TopPs = Annotated[dict[Annotated[float, Field(gt=0, le=1)], float], WEIGHED]
 TopKs = Annotated[dict[Annotated[int, Field(ge=-1)], float], WEIGHED]
-Counts = Annotated[dict[Annotated[int, Field(ge=1, le=128)], float], WEIGHED]
+MOST_ANSWERS = 128
+Counts = Annotated[dict[Annotated[int, Field(ge=1, le=MOST_ANSWERS)], float], WEIGHED]
 
 
 NEUTRAL = {"frequency": 0.0, "presence": 0.0, "repetition": 1.0}
