@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvbench.units import duration, share
-
 if TYPE_CHECKING:
     from kvbench.workload.fit import Fit, Whole
     from kvbench.workload.traces import Trace
@@ -64,6 +62,8 @@ def _read(file: Path, kind: str, unit: UnitName | None, block: int | None) -> "T
 @trace.command()
 def inspect(file: File, kind: Kind = "auto", unit: Stamps = None, block: Block = None, as_json: AsJson = False) -> None:
     """What a trace holds: rates, lengths, sessions, and the hit rate an endless prefix cache would have on it."""
+    from kvbench.units import duration  # brings pydantic: not for --help
+
     with _usage():
         recorded = _read(file, kind, unit, block)
     if as_json:
@@ -92,6 +92,8 @@ def inspect(file: File, kind: Kind = "auto", unit: Stamps = None, block: Block =
 
 
 def _facts(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    from kvbench.units import duration, share  # brings pydantic: not for --help
+
     def rate(value: float | None) -> str:
         return "- (too short, or no times)" if value is None else f"{value:.4g}/s"
 
@@ -157,6 +159,8 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Is a column of lengths a power law? Exponent, where it starts, a p-value, rivals, and lines for a scenario."""
+    from kvbench.units import share  # brings pydantic: not for --help
+
     with _usage():
         from kvbench.workload.fit import fit_lognormal, fit_power_law
 
@@ -199,6 +203,8 @@ def _verdict(found: "Fit") -> str:
 
 def _snippet(found: "Fit", whole: "Whole", lengths: Sequence[int], column: Column) -> list[str]:
     """Scenario lines for the column: the power law where it stands, else a lognormal of all values, else the data's quantiles."""
+    from kvbench.units import share  # brings pydantic: not for --help
+
     key = "prompt" if column is Column.prompt else "output"
     if not found.rejected and not found.better:
         law = f"{key}: {{dist: power_law, alpha: {found.alpha:.3f}, min: {found.xmin}, max: {found.largest}}}"
