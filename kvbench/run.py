@@ -20,7 +20,7 @@ from kvbench.phases import Phase
 from kvbench.pulse import Pulse
 from kvbench.signals import Ear, ending
 from kvbench.sink import Sink, View
-from kvbench.stop import Guard, Rule
+from kvbench.stop import Rule
 from kvbench.target import Target
 
 TICK: Seconds = 1.0
@@ -51,7 +51,7 @@ class Run:
         self.slots = Slots(slos=setup.slos)
         self.gate = Gate(setup.limits)
         self.driver = Driver(clock, setup.target, self.gate, self._file)
-        self.guards = [Guard(rule) for rule in setup.rules]
+        self.guards = [rule.arm() for rule in setup.rules]
         self._watching = [*setup.sinks, *([setup.view] if setup.view is not None else [])]
         self.reason = ""
         self.interrupted: signal.Signals | None = None
@@ -289,4 +289,4 @@ def rehearse(setup: Setup) -> None:
     slots.close(4.0)
     window(slots, 0.0, 4.0, [], 4.0)
     for rule in setup.rules:
-        Guard(rule).check(slots, 4.0, [])
+        rule.arm().check(slots, 4.0, [])

@@ -181,7 +181,6 @@ def _report(directory: Path, console: "Console") -> int:
     """Write the report's files, print the summary and return the exit code that follows."""
     from kvbench.report import render
     from kvbench.report.accounting import AccountingError
-    from kvbench.report.outcome import exit_code
     from kvbench.report.write import finish
     from kvbench.sink.console import GONE
 
@@ -195,7 +194,7 @@ def _report(directory: Path, console: "Console") -> int:
         return 1
     with suppress(*GONE):  # a pipe that was closed or a full disk behind stdout does not change what the run came to
         render.terminal(summary, console)
-    code, why = exit_code(summary)
+    code = int(summary["exit"]["code"])
     if code:
-        typer.echo(f"exit {code}: {why}", err=True)
+        typer.echo(f"exit {code}: {summary['exit']['reason']}", err=True)
     return code

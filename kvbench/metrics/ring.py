@@ -4,7 +4,7 @@ Arrays, so that a batch of events is one NumPy call and an interval is one sum. 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -90,11 +90,6 @@ class Ring:
         place = int(self.place(np.array([math.floor(at)]))[0])
         if place >= 0:
             self.gauges.setdefault(name, Gauge(self.size)).add(place, at, value)
-
-    def gauge_readings(self, readings: Mapping[str, float | None], at: Seconds) -> None:
-        """Several readings of one moment."""
-        for name, value in readings.items():
-            self.gauge(name, at, value)
 
     def span(self, start: int, end: int) -> list[slice]:
         """Where the seconds [start, end) lie in the arrays; seconds the ring does not hold are left out."""

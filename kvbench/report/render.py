@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kvbench import units
 from kvbench.core import LEFT, STAYED
-from kvbench.metrics.names import METRICS, QUANTILES
+from kvbench.metrics.names import QUANTILES
 from kvbench.verdict import amount
 
 COLOURS = {"VALID": "bold green", "DEGRADED": "bold yellow", "INVALID": "bold red"}
@@ -279,8 +279,3 @@ def checks(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
         limits = [row[level] for level in ("degraded", "invalid")]
         shown = ["-" if limit is None else f"{row['worse']} {amount(limit, row['unit'])}" for limit in limits]
         yield row["title"], amount(row["value"], row["unit"]), " / ".join(shown), row["level"] or f"not measured: {row['reason']}"
-
-
-def meaning(metric: str) -> str:
-    """What a latency is, in a few words."""
-    return METRICS[metric].what

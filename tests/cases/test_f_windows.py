@@ -1,37 +1,14 @@
 """Group F of the cases: which requests and which seconds count. Here at the level of the fold, without a run."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from kvbench.core import Record
 from kvbench.metrics import request
 from kvbench.metrics.slots import Slots
 from kvbench.metrics.window import statistic, window
+from tests.metrics.stream import stream
 
 S = 1_000_000_000
-
-
-def stream(number: int, start: float, tokens: list[float], **kwargs: Any) -> Record:
-    """Due, released and sent at `start` (seconds), a token at each of `tokens`, over with the last."""
-    at, times = round(start * S), [round(t * S) for t in tokens]
-    base: dict[str, Any] = {
-        "id": number,
-        "outcome": "ok",
-        "source": "usage",
-        "due_ns": at,
-        "release_ns": at,
-        "sent_ns": at,
-        "written_ns": at,
-        "token_ns": times,
-        "n_out": len(times),
-        "first_ns": times[0],
-        "content_ns": times[0],
-        "done_ns": times[-1],
-        "end_ns": times[-1],
-    }
-    return Record(**(base | kwargs))
 
 
 def test_f01_each_event_counts_in_the_interval_of_its_own_time_and_once() -> None:

@@ -1,7 +1,5 @@
 """Every event to the second of its own time, once; and what does not fit is counted."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,32 +10,10 @@ from kvbench.metrics import request
 from kvbench.metrics.ring import AHEAD, COUNTERS, LATENCIES, Ring
 from kvbench.metrics.slots import Slots
 from kvbench.metrics.window import Interval
+from tests.metrics.stream import stream
 
 S = 1_000_000_000
 MS = 1_000_000
-
-
-def stream(number: int, start: float, tokens: list[float], **kwargs: Any) -> Record:
-    """Due, released and sent at `start`; ends ok with the last of `tokens` (all in seconds)."""
-    at, times = round(start * S), [round(t * S) for t in tokens]
-    end = times[-1] if times else at
-    base: dict[str, Any] = {
-        "id": number,
-        "outcome": "ok",
-        "source": "usage",
-        "due_ns": at,
-        "release_ns": at,
-        "sent_ns": at,
-        "written_ns": at,
-        "token_ns": times,
-        "n_in": 10,
-        "n_out": len(times),
-        "first_ns": times[0] if times else None,
-        "content_ns": times[0] if times else None,
-        "done_ns": end,
-        "end_ns": end,
-    }
-    return Record(**(base | kwargs))
 
 
 def per_second(slots: Ring, name: str, seconds: int) -> list[int]:
