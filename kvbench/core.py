@@ -57,6 +57,7 @@ class Request(msgspec.Struct, kw_only=True):
     group: int | None = None  # prefix group, where the class has them
     measured: bool = True  # False in warm-up
     phase: str = "steady"
+    user: bool = False  # asked by a user of a closed loop, who will ask again
     body: bytes = b""
 
     def segments(self) -> list[Segment]:
@@ -105,6 +106,7 @@ class Record(msgspec.Struct, kw_only=True):
     source: str = ""  # of n_in and n_out: usage | tokenizer | events | engine
     attempts: int = 1
     throttled: int = 0  # attempts answered 429 or 503 before the last
+    retry_after: float | None = None  # seconds that the last 429 or 503 asked us to wait
     reads: int = 0  # network reads that carried at least one token-bearing event
     malformed: int = 0
     ignored: int = 0  # events that parsed but that we know nothing about
@@ -138,20 +140,24 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much may enter: `rate` requests/s through a bucket of `burst`, `inflight` at once, each waiting at most `patience`."""
+    """How much may enter: `rate` requests/s through a bucket of `burst`, `inflight` at once, each waiting at most `patience`.
+
+    A 429 or 503 with Retry-After closes the gate for that long, at most `retry_after`.
+    """
 
     rate: float = float("inf")
     burst: float = 1.0
     inflight: float = float("inf")
     patience: Seconds = float("inf")
+    retry_after: Seconds = 0.0
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The half-open interval [start, end) in numbers. Names are those of docs/metrics.md; None is "not measured".
 
     counts: offered, admitted, sent, ok, failed, rejected, timeout, cancelled, shed, dropped, withdrawn, tokens_in, tokens_out,
-    inflight (at `end`). values: rates, quantiles and gauges by metric name with its statistic (`ttft_p99`, `kv_usage_mean`).
-    n: how many samples stand behind a value. age: seconds since a gauge was last read.
+    inflight (at `end`), held (waiting at our gate at `end`). values: rates, quantiles and gauges by metric name with its
+    statistic (`ttft_p99`, `kv_usage_mean`). n: how many samples stand behind a value. age: seconds since a gauge was last read.
     """
 
     start: Seconds

@@ -5,14 +5,14 @@ waits for its answer, thinks, and asks again). Session turns follow their own pr
 """
 
 import asyncio
-import heapq
 import itertools
 import math
 from collections.abc import Callable
 
 from kvbench.clock import Clock
 from kvbench.control.gate import Gate
-from kvbench.core import LEFT, Nanos, OutcomeName, Record, Request, Seconds
+from kvbench.core import LEFT, Limits, Nanos, OutcomeName, Record, Request, Seconds
+from kvbench.crowd import Crowd
 from kvbench.source import Source
 from kvbench.target import Target
 
@@ -43,8 +43,7 @@ class Driver:
         self._held: float = math.inf if clock.virtual else HELD
         self._tasks: dict[asyncio.Task[None], None] = {}  # in order of launch: what is cancelled ends in one order every time
         self._timer = clock.timer(self._wake)
-        self._later: list[tuple[Seconds, int, Request | None]] = []  # session turns, and closed users' next questions (None)
-        self._order = itertools.count()  # keeps equal due times in order
+        self._crowd = Crowd()
         self._dropped = itertools.count(-1, -1)  # ids of what was never built: its class was not drawn
         self._source: Source | None = None
         self._phase, self._measured = "", True
@@ -57,12 +56,26 @@ class Driver:
         source.prepare(self.target.encode, min(most, requests))
 
     def begin(self, phase: str, source: Source, end: Seconds, requests: float = math.inf, *, measured: bool = True) -> None:
-        """Offer from `source` until `end` (what is due at `end` or later belongs to no one) or until `requests` were offered."""
+        """Offer from `source` until `end` or until `requests` were offered. Of what is due later only turns of sessions are
+        kept, for a measured phase that follows a measured one: an epoch."""
+        if not (measured and self._measured):
+            self._crowd.clear()
         self._phase, self._source, self._end, self._left, self._measured = phase, source, end, requests, measured
         self.through.clear()
-        if source.users is not None:
-            start = self.clock.now()
-            self._later = [(start, next(self._order), None) for _ in range(int(min(source.users.concurrency, requests)))]
+        self._crowd.muster(source.wanted, self.clock.now())
+        self._wake()
+
+    def relevel(self, level: float) -> None:
+        """Offer `level` times what the source's shape says, from now on."""
+        if self._source is not None:
+            self._source.relevel(level, self.clock.now())
+            self._crowd.muster(self._source.wanted, self.clock.now())
+            self._wake()
+
+    def relimit(self, limits: Limits) -> None:
+        """The gate's limits from now on; what the present ones have allowed by now still goes."""
+        self._wake()
+        self.gate.relimit(limits, self.clock.now())
         self._wake()
 
     def end(self) -> None:
@@ -72,7 +85,7 @@ class Driver:
         while source is not None and self._left > 0 and source.due <= now and source.due < self._end:
             assert source.schedule is not None
             self._drop(source.schedule.pop(), now)
-        self._later.clear()
+        self._crowd.disperse()
         for request, record in self.gate.withdraw():
             self._stay(request, record, "withdrawn", now)
         self._timer.cancel()
@@ -121,33 +134,29 @@ class Driver:
 
     def _offer_due(self) -> None:
         source, now = self._source, self.clock.now() + STEP
-        self._pump(now)
+        limit = min(now, math.nextafter(self._end, -math.inf))
+        self._pump(limit)
         if source is None:
             return
-        limit = min(now, math.nextafter(self._end, -math.inf))
         soon = math.inf if self.clock.virtual else now + SLICE
-        while (
-            self._left > 0
-            and self.clock.now() < soon
-            and (due := min(source.due, self._later[0][0] if self._later else math.inf)) <= limit
-        ):
+        while self._left > 0 and self.clock.now() < soon and (due := min(source.due, self._crowd.due)) <= limit:
             if source.due <= due:
                 assert source.schedule is not None
                 request = source.take(self.target.encode, source.schedule.pop())
             else:
-                request = heapq.heappop(self._later)[2] or source.take(self.target.encode, due)
+                request = self._crowd.pop() or self._asked(source, due)
             if request is not None:
                 self._offer(request, due)
         if self._left <= 0:
-            self._later.clear()
+            self._crowd.clear()
         self._arm(source)
         if source.schedule is not None and not self.clock.virtual:
             self.clock.loop.call_soon(self._fill, source)  # after the sends that were just launched
         self._see_through()
 
     def _arm(self, source: Source) -> None:
-        when = min(source.due, self._later[0][0] if self._later else math.inf) if self._left > 0 else math.inf
-        when = min(when if when < self._end else math.inf, self._fill_at, self.gate.wake(self.clock.now()))
+        when = min(self.gate.wake(self.clock.now()), min(source.due, self._crowd.due) if self._left > 0 else math.inf)
+        when = min(when if when < self._end else math.inf, self._fill_at)
         if math.isfinite(when):
             self._timer.at(when)
         else:
@@ -162,8 +171,6 @@ class Driver:
             self._arm(source)
 
     def _pump(self, now: Seconds) -> None:
-        if not len(self.gate):
-            return
         released, shed = self.gate.pump(now)
         for (request, record), at in released:
             self._admit(record, at)
@@ -179,9 +186,18 @@ class Driver:
             self._admit(record, due)
             self._launch(request, record)
 
+    def _asked(self, source: Source, due: Seconds) -> Request | None:
+        """A user's next question."""
+        request = source.take(self.target.encode, due)
+        if request is not None:
+            request.user = True
+        return request
+
     def _record(self, request: Request, due: Seconds) -> Record:
         self.offered += 1
         self._left -= 1
+        if request.user:
+            self._crowd.asking.add(request.id)
         request.due, request.phase, request.measured = due, self._phase, self._measured
         return Record(
             id=request.id, cls=request.cls, phase=self._phase, measured=self._measured, session=request.session,
@@ -222,7 +238,10 @@ class Driver:
         assert record.outcome in LEFT, f"request {record.id} ended without an outcome"
         del self.live[record.id]
         self.over += 1
-        self.gate.leave(self.clock.now())
+        self.gate.leave((record.end_ns or 0) / 1e9)
+        if record.retry_after and record.outcome == "rejected":
+            self.gate.hold(record.retry_after, self.clock.now())
+        self._crowd.asking.discard(request.id)
         following = self._next(request, record) if self._source is not None and record.outcome != "cancelled" else None
         record.text = None
         self._file(record)
@@ -236,22 +255,22 @@ class Driver:
         assert source is not None
         follow = source.content.follow(request, record) if request.session is not None else None
         if follow is not None:
-            follow[1].body = self.target.encode(follow[1])
+            follow[1].body, follow[1].user = self.target.encode(follow[1]), request.user
             return self._ask(source, end + follow[0], follow[1])
-        if source.users is not None:
+        if source.users is not None and request.user and self._crowd.goes_on():
             soonest = 0.0 if record.outcome == "ok" else record.due_ns / 1e9 + BREATH
             return self._ask(source, max(end + source.users.pause(source.rng), soonest), None)
         return None
 
     def _ask(self, source: Source, due: Seconds, request: Request | None) -> tuple[Request, Record] | None:
         """Due now: pass the gate and return it, to go on in the caller's task. Due later, or not at all: None."""
-        if self._left <= 0 or due >= self._end:
+        if self._left <= 0 or (due >= self._end and request is None):
             return None
-        if due > self.clock.now() + STEP:
-            heapq.heappush(self._later, (due, next(self._order), request))
+        if due > self.clock.now() + STEP or due >= self._end:
+            self._crowd.push(due, request)
             self._wake()
             return None
-        request = request or source.take(self.target.encode, due)
+        request = request or self._asked(source, due)
         if request is None:
             return None
         record = self._record(request, due)
@@ -272,15 +291,16 @@ class Driver:
         """It never left: shed by a limit or withdrawn at the end of its phase. Its session ends; a closed user asks again."""
         record.outcome, record.end_ns = outcome, round(at * 1e9)
         self.stayed += 1
+        self._crowd.asking.discard(request.id)
         self._file(record)
         source = self._source
         if source is None:
             return
         if request.session is not None:
             source.content.follow(request, record)
-        if source.users is not None and self._left > 0:
+        if source.users is not None and request.user and self._left > 0 and self._crowd.goes_on():
             again = max(at + source.users.pause(source.rng), record.due_ns / 1e9 + BREATH)
-            heapq.heappush(self._later, (again, next(self._order), None))
+            self._crowd.push(again, None)
 
     def _file(self, record: Record) -> None:
         ended = self._ended
@@ -290,7 +310,7 @@ class Driver:
 
     def _see_through(self) -> None:
         source = self._source
-        more = source is not None and self._left > 0 and (bool(self._later) or math.isfinite(source.due))
+        more = source is not None and self._left > 0 and (bool(self._crowd.later) or math.isfinite(source.due))
         if not (more or self.live or len(self.gate)):
             self.through.set()
 

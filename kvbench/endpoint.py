@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from kvbench.engine.faults import FAULTS
 from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, load_engine, load_hardware, load_model, names
-from kvbench.spec import fault, hint, plain
+from kvbench.spec import OneOf, fault, hint, plain
 from kvbench.target.connection import Timeouts
 
 _SECRET = re.compile(r"authorization|cookie|token|secret|password|api[-_]?key", re.IGNORECASE)
@@ -40,6 +41,9 @@ class Sim(Spec):
     engine: str = Field("vllm", description="an engine profile")
     block: Annotated[int, Field(ge=1, le=65536)] | None = Field(None, description="tokens per KV block")
     settings: dict[str, Any] = Field({}, description="engine settings in place of the engine profile's")
+    faults: Annotated[list[Annotated[Any, OneOf("kind", FAULTS)]], Field(max_length=1000)] = Field(
+        [], description="what goes wrong, and when"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> "Sim":
@@ -81,6 +85,10 @@ class Http(Spec):
     extra_body: dict[str, Any] = Field({}, description="further fields of every request body, sent as they are")
     timeouts: Timeouts = Field(Timeouts(), description="how long to wait, each on its own")
     retries: Annotated[int, Field(ge=0, le=100)] = Field(0, description="more tries after a failed one, counted")
+    reset: Literal["auto", "vllm", "sglang", "dynamo", "llamacpp"] | None = Field(
+        None,
+        description="empty the server's prefix cache before the run, in this server's way; auto: in that of the server found",
+    )
     tokenizer: str | None = Field(None, description="words, server, ids or a tokenizer.json; the best there is if not given")
 
     @field_validator("url")

@@ -135,29 +135,83 @@ def steady_requests(evidence: Evidence) -> Measure:
 
 
 def prefix_hits(evidence: Evidence) -> Measure:
-    """Cached share of the prompt tokens of requests that should find nothing: the first of each prefix group and of each session.
+    """Cached share of the prompt tokens of requests that should find nothing, by their own counts of cached tokens; where none
+    tells, by the server's counters over the first requests, which a run with target.reset reads.
 
     What the server counts beyond the tokens asked for is its chat template: the same in every request, and no sign of a warm
-    cache. Classes replayed from a trace or from real prompts share content that no record names, so they are left out.
+    cache.
     """
-    if evidence.manifest.get("nonce") in (None, "", False):
-        return Measure(None, 0, "the nonce is off: this run may start with a warm cache on purpose")
+    why = _warm_on_purpose(evidence)
+    if why:
+        return Measure(None, 0, why)
+    firsts, _ = _firsts(evidence)
+    told = [r for r in firsts if r.outcome in LEFT and r.cached is not None and r.n_in]
+    if not told:
+        return counted_hits(evidence)
+    return Measure(sum(max(0, (r.cached or 0) - _template(r)) for r in told) / sum(r.n_in or 0 for r in told), len(told))
+
+
+def counted_hits(evidence: Evidence) -> Measure:
+    """The same share by the server's counters, from the reset until the first requests had ended. They count every request:
+    those that may share are taken off as if all of their prompts had been hits, so the share is the least there can have been."""
+    check = next((event for event in reversed(evidence.events) if event.kind == "reset_check"), None)
+    if check is None:
+        return Measure(None, 0, "no answer told its cached tokens" + (", nor a counter" if _reset(evidence) else ""))
+    if check.data.get("hits") is None:
+        return Measure(None, 0, f"no answer told its cached tokens; {check.data.get('reason')}")
+    firsts, others = ([r for r in part if (r.sent_ns or 0) / 1e9 < check.t] for part in _firsts(evidence))
+    shared = sum(r.n_in or r.asked_in for r in others)
+    looked_up = check.data["queries"] - shared
+    if looked_up <= 0:
+        return Measure(None, 0, "the first requests share prompts: the server's counters cannot tell whose hits they count")
+    hits = check.data["hits"] - shared - sum(_template(r) for r in firsts)
+    return Measure(max(0.0, hits) / looked_up, len(firsts))
+
+
+def _template(record: Record) -> int:
+    return max(0, record.n_in - record.asked_in) if record.n_in else 0
+
+
+def _reset(evidence: Evidence) -> Mapping[str, Any]:
+    """What came of target.reset; empty where none was asked for."""
+    found = (evidence.manifest.get("target") or {}).get("reset")
+    return found if isinstance(found, dict) else {}
+
+
+def _warm_on_purpose(evidence: Evidence) -> str:
+    """Why no request of this run need find an empty cache; "" where some must."""
+    if evidence.manifest.get("nonce") in (None, "", False) and not _reset(evidence):
+        return "the nonce is off: this run may start with a warm cache on purpose"
     workload = evidence.scenario.get("workload") or {}
     if (workload.get("arrivals") or {}).get("shape") == "trace":
-        return Measure(None, 0, "a replayed trace shares content that no record names")
-    classes = (workload.get("classes") or {}).items()
-    shared = {name for name, spec in classes if spec and (spec.get("trace") or spec.get("source"))}
+        return "a replayed trace shares content that no record names"
+    return ""
+
+
+def _firsts(evidence: Evidence) -> tuple[list[Record], list[Record]]:
+    """Requests that were sent, in order: those that should find nothing in the cache, the first of each prefix group and of each
+    session; and the others. Among these are classes replayed from a trace or from real prompts, whose content no record names,
+    and the standard prompts of the baseline."""
+    classes = (evidence.scenario.get("workload") or {}).get("classes") or {}
+    own = {name for name, spec in classes.items() if not (spec and (spec.get("trace") or spec.get("source")))}
     seen: set[tuple[str, int]] = set()
-    hits = prompts = n = 0
+    firsts: list[Record] = []
+    others: list[Record] = []
     for record in sorted((r for r in evidence.records if r.sent_ns is not None), key=lambda r: r.sent_ns or 0):
-        if record.cls in shared or record.turn > 0 or (record.group is not None and (record.cls, record.group) in seen):
-            continue
-        if record.group is not None:
-            seen.add((record.cls, record.group))
-        if record.outcome in LEFT and record.cached is not None and record.n_in:
-            template = max(0, record.n_in - record.asked_in)
-            hits, prompts, n = hits + max(0, record.cached - template), prompts + record.n_in, n + 1
-    return Measure(hits / prompts, n) if prompts else Measure(None, 0, "no answer told its cached tokens")
+        key = (record.cls, record.group) if record.group is not None else None
+        first = (record.cls in own or not classes) and record.turn == 0 and key not in seen
+        (firsts if first else others).append(record)
+        if key is not None:
+            seen.add(key)
+    return firsts, others
+
+
+def resets_unconfirmed(evidence: Evidence) -> Measure:
+    """Servers that were asked to empty their cache and said neither yes nor no, where no request or counter shows it either."""
+    servers = _reset(evidence).get("servers") or []
+    unsure = sum(not server.get("believed") for server in servers)
+    proven = unsure and prefix_hits(evidence).value is not None
+    return Measure(0 if proven else unsure, len(servers))
 
 
 def workers_lost(evidence: Evidence) -> Measure:

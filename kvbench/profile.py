@@ -162,6 +162,11 @@ class EngineProfile(_Profile):
             )
         return self
 
+    @property
+    def preallocates(self) -> float | None:
+        """The share of device memory that the engine takes when it starts, and keeps; None where the profile names none."""
+        return self.gpu_memory_utilization if "gpu_memory_utilization" in self.model_fields_set else None
+
     def limit(self, model: Model) -> int:
         """Longest prompt + answer in tokens."""
         return self.max_model_len or model.max_len
@@ -203,14 +208,14 @@ def _counts() -> list[int]:
     return [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]  # tensor-parallel sizes in use are powers of two
 
 
-def _root() -> Path:
+def root() -> Path:
     """profiles/ inside the installed package, else at the top of the repository."""
     inside = Path(__file__).parent / "profiles"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "profiles"
 
 
 def names(kind: Kind) -> list[str]:
-    return sorted(path.stem for path in (_root() / kind).glob("*.yaml"))
+    return sorted(path.stem for path in (root() / kind).glob("*.yaml"))
 
 
 def _stem(name: str) -> str:
@@ -224,7 +229,7 @@ def _read(kind: Kind, name: str) -> dict[str, Any]:
         near = difflib.get_close_matches(stem, known, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"unknown profile {name!r} in {kind}{hint} (known: {', '.join(known)})")
-    data: dict[str, Any] = yaml.safe_load((_root() / kind / f"{stem}.yaml").read_text())
+    data: dict[str, Any] = yaml.safe_load((root() / kind / f"{stem}.yaml").read_text())
     return {"name": stem, **data}
 
 

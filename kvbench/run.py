@@ -11,16 +11,16 @@ from typing import Any
 
 from kvbench.clock import Clock
 from kvbench.control.gate import Gate
-from kvbench.core import Event, Limits, Nanos, Record, Sample, Seconds, Window
+from kvbench.core import Event, Nanos, Record, Sample, Seconds, Window
 from kvbench.driver import Driver
 from kvbench.journal import Journal
 from kvbench.metrics.slots import Slots
 from kvbench.metrics.window import window
 from kvbench.phases import Phase
+from kvbench.pilot import Controls, Pilot
 from kvbench.pulse import Pulse
 from kvbench.signals import Ear, ending
 from kvbench.sink import Sink, View
-from kvbench.stop import Rule
 from kvbench.target import Target
 
 TICK: Seconds = 1.0
@@ -34,8 +34,7 @@ class Setup:
 
     target: Target
     phases: Sequence[Phase]
-    limits: Limits = field(default_factory=Limits)
-    rules: Sequence[Rule] = ()
+    controls: Controls = field(default_factory=Controls)
     sinks: Sequence[Sink] = ()
     view: View | None = None
     length: Seconds = 10.0  # of a sliding window
@@ -49,14 +48,15 @@ class Run:
     def __init__(self, setup: Setup, clock: Clock, journal: Journal) -> None:
         self.setup, self.clock, self.journal = setup, clock, journal
         self.slots = Slots(slos=setup.slos)
-        self.gate = Gate(setup.limits)
+        self.gate = Gate(setup.controls.limits)
         self.driver = Driver(clock, setup.target, self.gate, self._file)
-        self.guards = [rule.arm() for rule in setup.rules]
+        self.pilot = Pilot(setup.controls, self.slots, self.driver, self._tell)
         self._watching = [*setup.sinks, *([setup.view] if setup.view is not None else [])]
         self.reason = ""
         self.interrupted: signal.Signals | None = None
         self._phase: Phase | None = None
         self._tokens = 0  # output tokens of ended requests in this phase
+        self._holds = 0  # of the gate, that are on record
         self._filing: deque[Iterator[None]] = deque()  # batches of ended records still being folded and written
         self._halt = asyncio.Event()  # a stop rule, a bound on tokens or a signal ended the phase
 
@@ -104,10 +104,13 @@ class Run:
         self._phase, self._tokens = phase, 0
         self._halt.clear()
         self._event("phase_start", phase=phase.name, phase_kind=phase.kind, start=start, bounds=phase.bounds())
+        self.pilot.begin(phase, start)
         if source is not None:
             self.driver.begin(phase.name, source, end, phase.requests, measured=phase.kind == "steady")
+            self.pilot.begun()
         reason = await self._phase_end(phase, source, end)
         waiting = len(self.gate)
+        self.pilot.end()
         self.driver.end()
         self._phase = None
         ledger = {"offered": self.driver.offered - before, "withdrawn": waiting, "inflight": len(self.driver.live)}
@@ -115,7 +118,9 @@ class Run:
 
     async def _phase_end(self, phase: Phase, source: Any, end: Seconds) -> str:
         """Wait for the first of: the phase's time, its count (offered and over), the end of its content, a halt."""
-        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(event.wait()) for event in (self._halt, self.driver.through)]
+        idle = source is None and phase.kind != "drain"  # waits for its time, with nothing to be through with
+        events = (self._halt,) if idle else (self._halt, self.driver.through)
+        tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(event.wait()) for event in events]
         if math.isfinite(end):
             tasks.append(asyncio.ensure_future(self.clock.sleep_until(end)))
         try:
@@ -124,8 +129,8 @@ class Run:
             for task in tasks:
                 task.cancel()
         if self._halt.is_set():
-            return "tokens" if self._tokens >= phase.tokens else self.reason
-        if self.driver.through.is_set():
+            return "tokens" if self._tokens >= phase.tokens else self.reason or self.pilot.enough
+        if self.driver.through.is_set() and not idle:
             if source is not None and source.used_up:
                 return str(source.used_up)
             return "drained" if phase.kind == "drain" else "count" if math.isfinite(phase.requests) else "schedule ended"
@@ -142,9 +147,11 @@ class Run:
                 await asyncio.sleep(PAUSE)  # several short stalls delay fewer sends than a long one
             self._account(at)
             await asyncio.sleep(0)
+            live = self.driver.unanswered()
             if at - slid >= self.setup.slide - 1e-9:
                 slid = at
-                self._slide(at)
+                self._tell(window(self.slots, max(0.0, at - self.setup.length), at, live, at))
+            self._steer(at, live)
             self.journal.flush()
             if self.setup.view is not None:
                 self.setup.view.refresh(self.totals())
@@ -168,18 +175,25 @@ class Run:
         for name, value in self.setup.target.gauges(at).items():
             self.slots.gauge(name, at, value)
             self._tell(Sample(t=at, name=name, value=value, source="target"))
+        self._hear()
 
-    def _slide(self, at: Seconds) -> None:
-        live = self.driver.unanswered()
-        self._tell(window(self.slots, max(0.0, at - self.setup.length), at, live, at))
-        if self._phase is None or self._phase.kind == "drain" or self.reason:
+    def _hear(self) -> None:
+        """What happened at the target, and whether the gate was closed for it."""
+        for event in self.setup.target.events():
+            self._tell(event)
+        if self.gate.holds > self._holds:
+            self._holds = self.gate.holds
+            until = self.gate.open_at
+            self._event("gate_hold", seconds=until - self.clock.now(), until=until, holds=self.gate.holds)
+
+    def _steer(self, at: Seconds, live: Sequence[Record]) -> None:
+        if self.reason:
             return
-        for guard in self.guards:
-            reason = guard.check(self.slots, at, live)
-            if reason is not None:
-                self._event("stop", rule=str(guard.rule), reason=reason, phase=self._phase.name, phase_kind=self._phase.kind)
-                self._stop(f"stop rule: {reason}")
-                return
+        self.pilot.tick(at, live)
+        if self.pilot.stopped:
+            self._stop(self.pilot.stopped)
+        elif self.pilot.enough:
+            self._halt.set()
 
     def _file(self, records: list[Record]) -> None:
         self._filing.append(self._parts(records))
@@ -245,6 +259,7 @@ class Run:
             self._catch_up()
             now = self.clock.now()
             self.slots.close(now)
+            self._hear()
             self._event("run_end", reason=self.reason or "internal error", inflight=inflight, **self._ledger())
         finally:
             self.driver.close()
@@ -257,8 +272,9 @@ class Run:
     def _ledger(self) -> dict[str, Any]:
         """The accounts at the end, and what the rules and the slots could not use."""
         driver, slots = self.driver, self.slots
-        unread = {str(guard.rule): [guard.unread, guard.checks, guard.why] for guard in self.guards if guard.unread}
-        counts = {"offered": driver.offered, "admitted": driver.admitted, "stayed": driver.stayed, "blocked": self.gate.blocked}
+        unread = {str(guard.rule): [guard.unread, guard.checks, guard.why] for guard in self.pilot.guards if guard.unread}
+        counts = {"offered": driver.offered, "admitted": driver.admitted, "stayed": driver.stayed}
+        counts |= self.gate.told() | self.pilot.told()
         return counts | {"unread": unread, "late": slots.late, "early": slots.early, "out_of_range": slots.out_of_range}
 
     def totals(self) -> dict[str, int]:
@@ -288,5 +304,5 @@ def rehearse(setup: Setup) -> None:
     slots.fold([record] * 2)
     slots.close(4.0)
     window(slots, 0.0, 4.0, [], 4.0)
-    for rule in setup.rules:
+    for rule in setup.controls.rules:
         rule.arm().check(slots, 4.0, [])

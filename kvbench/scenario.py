@@ -22,16 +22,17 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from kvbench.core import Limits
-from kvbench.endpoint import TARGETS, Spec
+from kvbench.control.law import Open
+from kvbench.control.laws import LAWS
+from kvbench.endpoint import TARGETS, Http, Null, Sim, Spec
 from kvbench.metrics.names import known
 from kvbench.problem import KeyPath, SourceError
 from kvbench.spec import OneOf, Reader, fault, plain
-from kvbench.stop import Budget, Rule
-from kvbench.timetable import SHAPES, Count, Phases, Windows, beside
-from kvbench.units import Rate, Span
+from kvbench.stop import Budget, Rule, preallocated
+from kvbench.timetable import SHAPES, Classes, Dynamic, Fixed, Phases, Prefill, Windows, beside
 from kvbench.verdict import CHECKS, checks
-from kvbench.workload.classes import Class, shares
+from kvbench.watch import WatchSpec
+from kvbench.workload.classes import Class
 from kvbench.workload.schedule import Closed
 from kvbench.workload.traces import TraceFile
 from kvbench.yaml_source import Source, read_file
@@ -39,49 +40,19 @@ from kvbench.yaml_source import Source, read_file
 ScenarioError = SourceError
 
 LATER = {
-    "watch": "the watch and rollback are not in this version of kvbench yet",
     "collect": "collectors are not in this version of kvbench yet",
     "sinks": "sinks are not in this version of kvbench yet",
-    "phases.baseline": "the baseline phase is not in this version of kvbench yet",
-    "phases.stress": "the stress phase is not in this version of kvbench yet",
-    "phases.steady.snapshot": "snapshots within a phase are not in this version of kvbench yet",
-    "phases.steady.epochs.classes": "classes that change by epoch are not in this version of kvbench yet",
     **{f"workload.{key}": "belongs into one of the classes, since there are `classes`" for key in Class.model_fields},
     "target.nodes": "several nodes are not in this version of kvbench yet",
     "target.router": "several nodes are not in this version of kvbench yet",
 }
 
 
-class Open(Spec):
-    """No law: arrivals are sent as they fall due. A cap on requests in flight may still hold them."""
-
-    inflight: Count | None = Field(default=None, description="most requests in flight; without it there is no cap")
-    patience: Span = Field(default=30.0, description="how long a request waits to be let in before it is shed")
-    every: Span = Field(default=1.0, description="the control period")
-
-    def limits(self) -> Limits:
-        return Limits(inflight=self.inflight or float("inf"), patience=self.patience)
-
-
-class Bucket(Open):
-    """A token bucket: at most `rate` requests a second after a first `burst`."""
-
-    rate: Rate = Field(description="tokens gained a second")
-    burst: Annotated[float, Field(ge=1, le=1e9)] = Field(1.0, description="tokens the bucket holds")
-
-    def limits(self) -> Limits:
-        return Limits(rate=self.rate, burst=self.burst, inflight=self.inflight or float("inf"), patience=self.patience)
-
-
-LAWS: dict[str, type[Open]] = {"none": Open, "bucket": Bucket}
-LAWS_LATER = ("pid", "queue_feedback", "learned")
-
-
 class Workload(Spec):
     """What arrives when. One traffic class may be written flat, without `classes`."""
 
     arrivals: Annotated[Any, OneOf("shape", SHAPES)] = Field(description="the load shape")
-    classes: Annotated[dict[str, Class], Field(min_length=1, max_length=1000)] = Field(description="traffic, drawn by weight")
+    classes: Classes = Field(description="traffic, drawn by weight")
     nonce: Annotated[bool, WithJsonSchema({"enum": ["on", "off", True, False], "default": "on"})] = Field(
         True, description="off: runs may warm each other's cache, and the report says so"
     )
@@ -98,18 +69,6 @@ class Workload(Spec):
     def _readable(cls, value: Any, info: ValidationInfo) -> Any:
         return beside(value, info) if isinstance(value, TraceFile) else value
 
-    @field_validator("classes")
-    @classmethod
-    def _add_up(cls, value: dict[str, Class], info: ValidationInfo) -> dict[str, Class]:
-        shares(value)
-        found = dict(value)
-        for name, one in value.items():
-            if not re.fullmatch(r"[\w-]{1,64}", name):
-                fault((name,), "a class name is letters, digits, - and _")
-            if one.trace:
-                found[name] = one.model_copy(update={"trace": beside(one.trace, info, name, "trace")})
-        return found
-
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """With the keys of a single class beside the others."""
@@ -124,7 +83,10 @@ _METRICS = {name: {"type": ["string", "number"]} for name in known()}
 _RULE = {
     "type": "object",
     "description": 'A metric with a comparison, such as kv_usage: ">= 90%", and how it is read.',
-    "properties": {**{key: Rule.model_json_schema()["properties"][key] for key in ("for", "over", "min_requests")}, **_METRICS},
+    "properties": {
+        **{key: Rule.model_json_schema()["properties"][key] for key in ("for", "over", "min_requests", "preallocated")},
+        **_METRICS,
+    },
     "additionalProperties": False,
     "minProperties": 1,
 }
@@ -147,7 +109,7 @@ class Scenario(Spec):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of everything random")
     target: Annotated[Any, OneOf("kind", TARGETS)] = Field(description="who answers")
     workload: Workload = Field(description="what arrives when")
-    control: Annotated[Any, OneOf("law", LAWS, later=LAWS_LATER)] = Field(Open(), description="how much may enter")
+    control: Annotated[Any, OneOf("law", LAWS)] = Field(Open(), description="how much may enter")
     phases: Phases = Field(description="the run, in order")
     stop: Annotated[list[Annotated[Rule, WithJsonSchema(_RULE)]], Field(max_length=100)] = Field(
         [], description="guards: each ends the run with exit code 5"
@@ -155,6 +117,7 @@ class Scenario(Spec):
     budget: Annotated[Budget, WithJsonSchema(_BUDGET)] | None = Field(
         None, description="limits that the whole run must keep, else exit code 3"
     )
+    watch: WatchSpec | None = Field(None, description="marks windows that are worse than healthy ones under the same load")
     verdict: dict[str, Any] = Field({}, description="thresholds of the verdict in place of kvbench's own")
     windows: Windows = Field(Windows(), description="the sliding windows")
     out: Annotated[str, Field(min_length=1)] = Field("results", description="where run directories go")
@@ -193,13 +156,71 @@ class Scenario(Spec):
         steady, arrivals = self.phases.steady, self.workload.arrivals
         if steady.seconds() is None and steady.requests is None and steady.tokens is None and not isinstance(arrivals, TraceFile):
             fault(("phases", "steady"), "nothing ends it: give `for`, `requests` or `tokens`")
-        if steady.requests is None and not isinstance(arrivals, (TraceFile, Closed)) and arrivals.rate(0.0) == float("inf"):
+        if not steady.epochs and steady.requests is None and _at_once(arrivals):
             fault(("phases", "steady"), "an infinite rate sends everything at once: say how many with `requests`")
+        limits = {name: one.slo for name, one in self.workload.classes.items()}
+        for place, epoch in enumerate(steady.epochs or ()):
+            if _at_once(epoch.arrivals):
+                fault(("phases", "steady", "epochs", place, "arrivals"), "an infinite rate, and an epoch has no count to end it")
+            for name, one in (epoch.classes or {}).items():
+                if limits.setdefault(name, one.slo) != one.slo:
+                    path = ("phases", "steady", "epochs", place, "classes", name)
+                    fault(path, "has other limits (slo) than the class of this name elsewhere: give it another name")
+        return self
+
+    @model_validator(mode="after")
+    def _unmeasured(self) -> "Scenario":
+        """What is not measured fits what is."""
+        phases, (arrivals, classes) = self.phases, self.opening()
+        warmup = phases.warmup
+        if _at_once(arrivals) and (isinstance(warmup, Dynamic) or (isinstance(warmup, Fixed) and warmup.requests is None)):
+            fault(("phases", "warmup"), "an infinite rate sends everything at once: warm up with `policy: fixed` and `requests`")
+        if isinstance(warmup, Prefill) and warmup.content == "shared" and not any(one.prefixes for one in classes.values()):
+            fault(("phases", "warmup", "content"), "shared: no class has `prefixes`, so there is nothing to share; use own")
+        if isinstance(warmup, Prefill) and isinstance(self.target, Null):
+            fault(("phases", "warmup"), "the null target has no cache to fill")
+        if phases.stress and _at_once(self.closing()[0]):
+            fault(("phases", "stress"), "steady sends everything at once: there is no rate to raise")
+        if phases.baseline and isinstance(self.target, Http) and self.target.tokenizer == "ids":
+            fault(("phases", "baseline"), "the standard prompts are text, which `target.tokenizer: ids` cannot send: use another")
+        return self
+
+    def opening(self) -> tuple[Any, dict[str, Class]]:
+        """What a warm-up plays: the workload's own arrivals, and the classes with which steady begins."""
+        return self.workload.arrivals, self._part(0)[1]
+
+    def closing(self) -> tuple[Any, dict[str, Class]]:
+        """Arrivals and classes with which steady ends: those of stress."""
+        turns = self.phases.steady.turns()
+        return self._part(turns[-1][0] if turns else 0)
+
+    def traffic(self) -> list[dict[str, Class]]:
+        """Every set of classes: the workload's, and those of epochs with their own."""
+        return [self.workload.classes, *(epoch.classes for epoch in self.phases.steady.epochs or () if epoch.classes)]
+
+    def _part(self, place: int) -> tuple[Any, dict[str, Class]]:
+        epochs = self.phases.steady.epochs
+        if not epochs:
+            return self.workload.arrivals, self.workload.classes
+        return epochs[place].arrivals, epochs[place].classes or self.workload.classes
+
+    @model_validator(mode="after")
+    def _judgeable(self) -> "Scenario":
+        """The embedded engine is known by now; a server tells what it is when it is opened (compose.open_target)."""
+        if isinstance(self.target, Sim):
+            engine = self.target.load_engine()
+            facts = {"engine": engine.name, "gpu_memory_utilization": engine.preallocates}
+            for at, text in preallocated(self.stop, facts):
+                fault(("stop", at, str(self.stop[at].when.metric)), text)
         return self
 
     def resolved(self) -> dict[str, Any]:
         """The scenario with its defaults, in SI units, as strict JSON takes it. Holds no secret: none can be written."""
         return dict(plain(self.model_dump(mode="json", by_alias=True)))
+
+
+def _at_once(arrivals: Any) -> bool:
+    return not isinstance(arrivals, (TraceFile, Closed)) and bool(arrivals.rate(0.0) == float("inf"))
 
 
 def load(path: Path | str, overrides: Iterable[str] = (), target: str | None = None) -> Scenario:

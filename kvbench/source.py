@@ -28,6 +28,7 @@ class Schedule(Protocol):
     def due(self) -> Seconds: ...
     def ahead(self, k: int) -> Seconds: ...
     def pop(self) -> Seconds: ...
+    def relevel(self, level: float, now: Seconds) -> None: ...
 
 
 class Users(Protocol):
@@ -41,7 +42,7 @@ class Users(Protocol):
 class Source:
     """One phase's arrivals: an open-loop schedule or closed users, and what they ask. `ready` holds content built ahead.
 
-    used_up: why there is no more content than that, "" while there is.
+    used_up: why there is no more content than that, "" while there is. wanted: users that should be asking, at this level.
     """
 
     def __init__(self, content: Content, schedule: Schedule | None = None, users: Users | None = None, rng: Any = None) -> None:
@@ -49,10 +50,18 @@ class Source:
         self.content, self.schedule, self.users, self.rng = content, schedule, users, rng
         self.ready: deque[Request] = deque()
         self.used_up = ""
+        self.wanted = users.concurrency if users is not None else 0
 
     @property
     def due(self) -> Seconds:
         return self.schedule.due if self.schedule is not None and (self.ready or not self.used_up) else math.inf
+
+    def relevel(self, level: float, now: Seconds) -> None:
+        """Offer `level` times as much from `now` on: a rate, or a number of users (at least one)."""
+        if self.schedule is not None:
+            self.schedule.relevel(level, now)
+        elif self.users is not None:
+            self.wanted = max(1, round(level * self.users.concurrency))
 
     def take(self, encode: Encode, at: Seconds) -> Request | None:
         """The next content: built ahead, or now; None where it is used up."""

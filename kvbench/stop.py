@@ -3,6 +3,7 @@
 A rule is `{kv_usage: ">= 90%", for: 2m, over: 10s, min_requests: 100}`: a statistic of docs/metrics.md over the last `over` of
 closed slots, a comparison, and how long it must hold. A missing value neither fires nor passes: it stops the clock of `for`
 without setting it back, and is counted, so that the run can say that a rule could not be read.
+`gpu_memory` is not judged on a server that takes its memory when it starts (`preallocated`).
 A budget is `{response_ttft_p99: 800ms, error_rate: 0.1%, goodput: ">= 99%"}`. Without a comparison a latency, an error share or
 another thing that is better low is read as `<=`; what is better high, or neither, has to say.
 """
@@ -23,6 +24,8 @@ from kvbench.metrics.slots import Slots
 from kvbench.metrics.window import Interval, statistic
 from kvbench.units import Duration, Span
 
+OPTIONS = ("for", "hold", "over", "min_requests", "preallocated")
+PREALLOCATING = re.compile(r"vllm|sglang|tensorrt|trt-?llm|lmdeploy", re.IGNORECASE)  # as servers name themselves
 COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 _CONDITION = re.compile(r"\s*(>=|<=|>|<)?\s*(.*?)\s*")
 
@@ -77,19 +80,28 @@ class Rule(BaseModel):
         ge=0,
         description="requests the statistic has to stand on; left out, the fewest that one bad request cannot decide",
     )
+    preallocated: Literal["refused", "judged"] = Field(
+        "refused", description="gpu_memory on a server that takes its memory when it starts: refused, or judged all the same"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _read(cls, data: Any) -> Any:
-        """`{<metric>: "<comparison> <limit>", for, over, min_requests}`: the one other key is the metric."""
+        """`{<metric>: "<comparison> <limit>", for, over, min_requests, preallocated}`: the one other key is the metric."""
         if not isinstance(data, Mapping) or "when" in data:
             return data
-        options = {key: value for key, value in data.items() if key in ("for", "hold", "over", "min_requests")}
+        options = {key: value for key, value in data.items() if key in OPTIONS}
         metrics = [key for key in data if key not in options]
         if len(metrics) != 1:
             given = ", ".join(map(repr, metrics)) or "none"
-            raise ValueError(f"a stop rule has one metric beside for, over and min_requests: {given} given")
+            raise ValueError(f"a stop rule has one metric beside for, over, min_requests and preallocated: {given} given")
         return options | {"when": condition(str(metrics[0]), data[metrics[0]])}
+
+    @model_validator(mode="after")
+    def _of_memory(self) -> "Rule":
+        if self.preallocated == "judged" and self.when.metric.metric != "gpu_memory":
+            raise ValueError(f"preallocated belongs to gpu_memory, not to {self.when.name}: leave it out")
+        return self
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
@@ -115,6 +127,28 @@ class Rule(BaseModel):
     def __str__(self) -> str:
         held = f" for {units.duration(self.hold)}" if self.hold else ""
         return f"{self.when}{held} (over {units.duration(self.over)})"
+
+
+def preallocated(rules: Sequence[Rule], facts: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """The rules that cannot be judged on the target that `facts` (Target.open) tell of: (place in `rules`, what to do)."""
+    who = _takes_all(facts)
+    if not who:
+        return []
+    text = (
+        f"{who} takes its device memory when it starts and keeps it, so this says nothing of the load: use kv_usage, "
+        "or write `preallocated: judged` beside it"
+    )
+    asked = ((at, rule) for at, rule in enumerate(rules) if rule.when.metric.metric == "gpu_memory")
+    return [(at, text) for at, rule in asked if rule.preallocated == "refused"]
+
+
+def _takes_all(facts: Mapping[str, Any]) -> str:
+    """What preallocates there, with its share where that is known; "" where nothing is known to."""
+    share = facts.get("gpu_memory_utilization")
+    if share is not None:
+        return f"engine {facts.get('engine')} (gpu_memory_utilization {units.share(share)})"
+    told = (server.get(key) for server in facts.get("servers", ()) for key in ("owner", "software"))
+    return ", ".join(dict.fromkeys(name for name in told if isinstance(name, str) and PREALLOCATING.search(name)))
 
 
 class Guard:

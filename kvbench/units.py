@@ -1,4 +1,4 @@
-"""Quantities as users write them ("100ms", "5m", "2/s", "90%", "80GiB") to SI numbers and back. Used only at the edges.
+"""Quantities as users write them ("100ms", "5m", "2/s", "90%", "80GiB", "5x") to SI numbers and back. Used only at the edges.
 
 Every type here is a pydantic annotation. Read from a scenario (validation context {"text": True}) a bare number for a quantity
 that has a unit is an error; constructed from Python a number is taken as seconds, requests/s, a share or bytes.
@@ -16,6 +16,7 @@ RATES = {"/s": 1.0, "/m": 1 / 60, "/min": 1 / 60, "/h": 1 / 3600}
 SHARES = {"%": 0.01}
 SIZES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 SIZES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+MULTIPLES = {"x": 1.0}
 
 
 def parse(text: str, units: dict[str, float], what: str, example: str) -> float:
@@ -64,6 +65,7 @@ Span = Annotated[float, _reader(DURATIONS, "a duration", "5m", 0, True), _schema
 Rate = Annotated[float, _reader(RATES, "a rate", "2/s", 0, True), _schema("a rate above zero", "2/s")]
 Share = Annotated[float, _reader(SHARES, "a share", "90%", 0, False), _schema("a share", "90%")]
 Size = Annotated[float, _reader(SIZES, "a size", "80GiB", 0, False), _schema("a size in bytes", "80GiB")]
+Multiple = Annotated[float, _reader(MULTIPLES, "a multiple", "5x", 0, True), _schema("a multiple", "5x")]
 
 
 def duration(seconds: float | None) -> str:
@@ -101,3 +103,8 @@ def size(count: float | None) -> str:
 def share(value: float | None) -> str:
     """0.1234 -> "12.3 %". None -> "-"."""
     return "-" if value is None else f"{100 * value:.3g} %"
+
+
+def multiple(value: float | None) -> str:
+    """2.5 -> "2.5x". None -> "-"."""
+    return "-" if value is None else f"{value:.4g}x"

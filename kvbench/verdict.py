@@ -21,6 +21,7 @@ from kvbench.evidence import (
     loop_lag_p99,
     p99,
     prefix_hits,
+    resets_unconfirmed,
     sent_share,
     steady_requests,
     workers_lost,
@@ -148,7 +149,10 @@ CHECKS: dict[str, Check] = {
         "run longer: tail percentiles need 1,000 requests (p99) or more"),
     "prefix_hits": Check(
         "prefix hits of first requests", "share", prefix_hits, ">=", 0.01, 0.10,
-        "the cache was not cold: restart the server, or keep the nonce on"),
+        "the cache was not cold: empty it before the run (target.reset), restart the server, or keep the nonce on"),
+    "resets_unconfirmed": Check(
+        "cache resets not confirmed", "count", resets_unconfirmed, ">", 0, None,
+        "nothing shows that the cache was emptied: ask for cached tokens in the answers, or restart the server"),
     "server_requests": Check(
         "server's requests beyond ours", "share", absent("no server counters were collected"), ">", 0.01, 0.10,
         "someone else loads this server: take it out of rotation"),

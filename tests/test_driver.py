@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.clock import Clock, VirtualLoop
 from kvbench.control.gate import Gate
-from kvbench.core import Limits, Message, Record, Request, Seconds
+from kvbench.core import Event, Limits, Message, Record, Request, Seconds
 from kvbench.driver import Driver
 from kvbench.source import Source
 
@@ -31,6 +31,9 @@ class Scripted:
 
     def gauges(self, now: Seconds) -> dict[str, float]:
         return {}
+
+    def events(self) -> list[Event]:
+        return []
 
     async def aclose(self) -> None: ...
 

@@ -6,9 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from kvbench.core import Record
-from kvbench.metrics import Stat
+from kvbench.metrics import Stat, names
 from kvbench.metrics.slots import Slots
-from kvbench.stop import Budget, Guard, Rule
+from kvbench.metrics.window import statistic
+from kvbench.stop import COMPARISONS, Budget, Guard, Rule, preallocated
 
 S = 1_000_000_000
 
@@ -144,9 +145,72 @@ def test_guards_of_one_rule_are_independent() -> None:
     assert Rule.model_validate(one.model_dump()) == one
 
 
+@pytest.mark.parametrize("compare", COMPARISONS)
+def test_every_window_metric_can_be_a_rule(compare: str) -> None:
+    """With a comparison, a span, a time to hold and a minimum: it fires as its value has been past the limit for that long, and
+    where there is no value it says why."""
+    slots = Slots()
+    for gauge, metric in names.METRICS.items():
+        for second in range(20):
+            if metric.kind in ("gauge", "counter"):
+                slots.gauge(gauge, second + 0.5, 0.5 if metric.kind == "gauge" else float(second))
+    slots.fold([ended(k, 0.5 + k / 10, "failed" if k % 4 == 0 else "ok") for k in range(1, 150)])
+    units = {"s": "0.1ms", "share": "10%", "/s": "0.01/s", "": 0.1}
+    guards = {
+        name: rule(**{name: f"{compare} {units[names.parse(name).of.unit]}"}, for_="2s", over="5s", min_requests=1).arm()
+        for name in names.known()
+    }
+    judged = 0
+    for now in (10.0, 11.0, 12.0):
+        slots.close(now)
+        for name, guard in guards.items():
+            value = statistic(slots, name, 5.0, []).value
+            past = value is not None and guard.rule.when.holds(value)  # nothing moves: at one second, at all
+            assert (guard.check(slots, now, []) is not None) == (past and now == 12), name
+            assert (guard.unread > 0, guard.why != "") == (value is None, value is None), name
+            judged += value is not None
+    assert judged > 0.6 * 3 * len(guards)
+
+
+def test_requests_held_at_the_gate_are_a_metric() -> None:
+    waiting = [Record(id=k, due_ns=k * S) for k in range(10)]
+    guard = rule(held="> 4", over="1s").arm()
+    assert fires(guard, Slots(), range(1, 10), waiting) == 5  # those due at 0, 1, 2, 3 and 4
+
+
+SHARE = {"engine": "vllm", "gpu_memory_utilization": 0.92}
+SERVERS = {
+    "vllm": {"owner": "vllm", "software": "uvicorn"},
+    "sglang": {"owner": "sglang", "software": "uvicorn"},
+    "tensorrt_llm": {"owner": "tensorrt_llm"},
+    "LMDeploy": {"owner": None, "software": "LMDeploy/0.14"},
+}
+
+
+@pytest.mark.parametrize("who", SERVERS)
+def test_gpu_memory_is_not_judged_on_a_server_that_takes_it_at_the_start(who: str) -> None:
+    rules = [rule(kv_usage=">= 90%"), rule(gpu_memory=">= 95%", for_="2m"), rule(gpu_memory_max="> 99%", preallocated="judged")]
+    ((at, text),) = preallocated(rules, {"kind": "http", "servers": [{"owner": "somebody"}, SERVERS[who]]})
+    assert at == 1
+    assert text.startswith(f"{(SERVERS[who]['owner'] or SERVERS[who].get('software'))} takes its device memory when it starts")
+    assert "use kv_usage" in text
+    assert "`preallocated: judged`" in text
+
+
+def test_gpu_memory_of_the_embedded_engine_and_of_others() -> None:
+    rules = [rule(gpu_memory=">= 95%")]
+    ((_, text),) = preallocated(rules, SHARE)
+    assert text.startswith("engine vllm (gpu_memory_utilization 92 %) takes")
+    assert preallocated(rules, {"engine": "vllm-cpu", "gpu_memory_utilization": None}) == []
+    assert preallocated(rules, {"servers": [{"owner": "ollama", "software": None}]}) == []
+    assert preallocated(rules, {}) == []
+
+
 @pytest.mark.parametrize(
     ("keys", "hint"),
     [
+        ({"kv_usage": "> 1%", "preallocated": "judged"}, "preallocated belongs to gpu_memory"),
+        ({"gpu_memory": "> 1%", "preallocated": "yes"}, "'refused' or 'judged'"),
         ({"kv_usge": ">= 90%"}, "unknown metric 'kv_usge': did you mean 'kv_usage'"),
         ({"response_tft_p99": "> 1s"}, "did you mean 'response_ttft_p99'"),
         ({"kv_usage": ">= 0.9"}, "'0.9' has no unit"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvbench import verdict
-from kvbench.core import Record, Sample
+from kvbench.core import Event, Record, Sample
 from kvbench.evidence import Evidence, sent_share
 from kvbench.verdict import CHECKS, checks, judge
 from tests.report.build import lost, ns, own, record
@@ -44,7 +44,7 @@ def test_the_thresholds_are_those_of_the_design() -> None:
         "connect_p99": (">", 0.005, 0.050), "dropped_share": (">", 0, 0.01), "steady_requests": ("<", 1000, 30),
         "prefix_hits": (">=", 0.01, 0.10), "server_requests": (">", 0.01, 0.10), "collector_gap": (">", 3, None),
         "count_mismatch": (">", 0.02, 0.20), "workers_lost": (">", None, 0), "clock_steps": (">", None, None),
-        "recompute_in_hits": (">", None, None),
+        "recompute_in_hits": (">", None, None), "resets_unconfirmed": (">", 0, None),
     }  # fmt: skip
 
 
@@ -198,3 +198,59 @@ def test_few_sends_are_judged_by_the_quantile_they_support(late: int, expected: 
     """54 sends support p81: up to 10 late ones are chance, 11 are a habit. With 1,000 the p99 itself is judged."""
     assert level("lag_p99", lags=np.array([0.2] * late + [0.0] * (54 - late)), ttft_p50=0.1) == expected
     assert level("lag_p99", lags=np.array([0.2] * 11 + [0.0] * 989), ttft_p50=0.1) == "INVALID"
+
+
+def emptied(hits: float | None, queries: float | None, believed: bool | None = True, **more: Any) -> dict[str, Any]:
+    """A run with target.reset whose requests told nothing of their cached tokens; the counters were read at 0.5 s."""
+    data = {"requests": 8, "hits": hits, "queries": queries, "reason": None if hits is not None else "http://x: no counters"}
+    manifest = {"clock": "real", "nonce": 1, "scenario": {}, "target": {"reset": {"servers": [{"believed": believed}]}}}
+    return {"events": [Event(t=0.5, kind="reset_check", data=data)], "manifest": manifest | more}
+
+
+@pytest.mark.parametrize(
+    ("hits", "expected"), [(0, "OK"), (25, "OK"), (26, "DEGRADED"), (255, "DEGRADED"), (256, "INVALID"), (2560, "INVALID")]
+)
+def test_first_requests_by_the_servers_counters(hits: float, expected: str) -> None:
+    """Ten requests of 256 tokens were sent before the reading at 0.5 s: 1 % of 2,560 is 25.6, 10 % is 256."""
+    assert level("prefix_hits", **emptied(hits, 2560)) == expected
+
+
+def test_hits_of_requests_that_may_share_are_taken_off_the_counters() -> None:
+    """Ten of 256 tokens, four of them later ones of a prefix group. 2,560 looked up; 4 x 256 = 1,024 may be hits of the group.
+    1,100 hits: at least 76 of the other six's 1,536 tokens are not (4.9 %). 1,000: all may be the group's."""
+    records = [record(k, k * 0.05, tokens=1, group=0 if k < 5 else None) for k in range(2000)]
+    rows = {}
+    for hits in (1000, 1100):
+        rows[hits] = next(
+            row for row in judge(evidence(records=records, **emptied(hits, 2560)))["checks"] if row["check"] == "prefix_hits"
+        )
+    assert (rows[1000]["value"], rows[1000]["level"]) == (0, "OK")
+    assert rows[1100]["value"] == pytest.approx(76 / 1536)
+    assert (rows[1100]["n"], rows[1100]["level"]) == (6, "DEGRADED")
+    all_shared = [record(k, k * 0.05, tokens=1, group=0) for k in range(2000)]
+    assert level("prefix_hits", records=all_shared, **emptied(2304, 2304)) is None
+
+
+def test_the_chat_template_is_no_hit_in_the_counters_either() -> None:
+    records = [record(k, k * 0.05, tokens=1, n_in=286) for k in range(2000)]
+    assert level("prefix_hits", records=records, **emptied(300, 2860)) == "OK"
+
+
+def test_what_the_answers_tell_comes_before_the_counters() -> None:
+    """The counters count everyone's requests; an answer only its own."""
+    records = [record(k, k * 0.05, tokens=1, cached=0) for k in range(2000)]
+    assert level("prefix_hits", records=records, **emptied(2560, 2560)) == "OK"
+
+
+@pytest.mark.parametrize(
+    ("believed", "hits", "expected"),
+    [(True, None, "OK"), (None, 0, "OK"), (None, 2560, "OK"), (None, None, "DEGRADED")],
+    ids=["said yes", "shown cold", "shown warm, which is the other check's", "nothing"],
+)
+def test_a_reset_that_neither_the_server_nor_a_count_confirms(believed: bool | None, hits: float | None, expected: str) -> None:
+    assert level("resets_unconfirmed", **emptied(hits, 2560 if hits is not None else None, believed)) == expected
+
+
+def test_without_a_nonce_only_a_reset_makes_the_run_a_cold_one() -> None:
+    assert level("prefix_hits", **emptied(2560, 2560, nonce=None)) == "INVALID"
+    assert level("prefix_hits", manifest={"clock": "real", "nonce": None, "scenario": {}}) is None

@@ -11,6 +11,7 @@ import typer
 from kvbench import __version__
 from kvbench.cli.check import check
 from kvbench.cli.doctor import doctor
+from kvbench.cli.laws import laws
 from kvbench.cli.report import report
 from kvbench.cli.run import run
 from kvbench.cli.schema import schema
@@ -47,6 +48,7 @@ app.command()(schema)
 app.command()(report)
 app.command()(doctor)
 app.add_typer(trace, name="trace")
+app.add_typer(laws, name="laws")
 
 
 def main() -> None:

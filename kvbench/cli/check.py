@@ -6,6 +6,8 @@ from typing import Any
 
 import typer
 
+ROWS = 30  # phases that are printed; --json has all of them
+
 
 def check(
     file: Path = typer.Argument(help="The scenario file."),
@@ -43,8 +45,8 @@ def lines(plan: dict[str, Any]) -> list[str]:
         f"  target    {plan['target']['kind']}  {target}",
         f"  arrivals  {plan['arrivals']['shape']}  {shape}",
         "",
-        f"  {'phase':<10}{'load for':>10}{counted:>12}{'mean':>10}{'peak':>10}",
-        *(_phase(phase) for phase in plan["phases"]),
+        f"  {'phase':<12}{'load for':>10}{counted:>12}{'mean':>10}{'peak':>10}",
+        *_phases(plan["phases"]),
         "",
         f"  tokens    {_tokens(plan['tokens'])}",
         f"  context   {_context(plan['context'])}",
@@ -57,19 +59,35 @@ def lines(plan: dict[str, Any]) -> list[str]:
     rows += [f"  stop      {rule}" for rule in plan["stop"]]
     rows += [f"  budget    {line}" for line in plan["budget"]]
     rows += [f"  file      {file['file']} ({units.size(file['bytes'])})" for file in plan["files"]]
-    total = units.duration(plan["seconds"]) if plan["seconds"] is not None else "depends on the server"
-    rows += [f"  time      {total}; results go under {plan['out']}/"]
+    rows += [f"  time      {_time(plan['seconds'], plan['seconds_most'])}; results go under {plan['out']}/"]
     return rows + [f"warning: {text}" for text in plan["warnings"]]
+
+
+def _phases(phases: list[dict[str, Any]]) -> list[str]:
+    """One row each; of very many the middle is only counted."""
+    rows = [_phase(phase) for phase in phases]
+    if len(rows) <= ROWS:
+        return rows
+    return [*rows[: ROWS - 4], f"  ... and {len(rows) - ROWS + 1} more like these ...", *rows[-3:]]
 
 
 def _phase(phase: dict[str, Any]) -> str:
     from kvbench import units
 
-    time = units.duration(phase["seconds"]) if phase["seconds"] is not None else "-"
+    limit = units.duration(phase["most"]) if phase["most"] is not None else "-"
+    time = units.duration(phase["seconds"]) if phase["seconds"] is not None else f"<= {limit}" if limit != "-" else limit
     requests = "-" if phase["requests"] is None else f"{phase['requests']:,.0f}"
     mean, peak = (_rate(phase[key]) for key in ("mean", "peak"))
     why = f"  ({phase['why']})" if phase["why"] else ""
-    return f"  {phase['name']:<10}{time:>10}{requests:>12}{mean:>10}{peak:>10}{why}"
+    return f"  {phase['name']:<12}{time:>10}{requests:>12}{mean:>10}{peak:>10}{why}"
+
+
+def _time(seconds: float | None, most: float | None) -> str:
+    from kvbench import units
+
+    if seconds is not None:
+        return units.duration(seconds)
+    return "depends on the server" + (f", {units.duration(most)} at most" if most is not None else "")
 
 
 def _shape(arrivals: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ def doctor(
     from rich.table import Table
     from rich.text import Text
 
-    from kvbench.report.render import plain
+    from kvbench.report.text import plain
 
     findings = [*_machine()]
     code = 0

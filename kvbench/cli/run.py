@@ -47,7 +47,14 @@ def run(
 
 
 def _drive(scenario: "Scenario", console: "Console", real_time: bool, quiet: bool) -> int:
-    """Open the target, run, report; returns the exit code. What goes wrong outside of kvbench is one line, not a traceback."""
+    """Open the target, run, report; returns the exit code."""
+    found = execute(scenario, console, real_time, quiet)
+    return _undisturbed(found, console) if isinstance(found, Path) else found
+
+
+def execute(scenario: "Scenario", console: "Console", real_time: bool, quiet: bool) -> Path | int:
+    """Run on a loop of its own: the run directory, or the exit code where there is no run to report. What goes wrong outside of
+    kvbench is one line, not a traceback."""
     import asyncio
 
     import uvloop
@@ -61,7 +68,7 @@ def _drive(scenario: "Scenario", console: "Console", real_time: bool, quiet: boo
     virtual = isinstance(scenario.target, Sim) and not real_time
     with asyncio.Runner(loop_factory=VirtualLoop if virtual else uvloop.new_event_loop) as runner:
         try:
-            directory = runner.run(record(scenario, console, quiet))
+            return runner.run(record(scenario, console, quiet))
         except TargetUnreachable as error:
             typer.echo(f"target unreachable: {error}", err=True)
             return 6
@@ -71,7 +78,6 @@ def _drive(scenario: "Scenario", console: "Console", real_time: bool, quiet: boo
         except SignalError as error:
             typer.echo(str(error), err=True)
             return error.code
-    return _undisturbed(directory, console)
 
 
 def _undisturbed(directory: Path, console: "Console") -> int:
@@ -92,7 +98,7 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
     import asyncio
     import sys
 
-    from kvbench import compose, journal
+    from kvbench import baseline, compose, journal
     from kvbench.clock import Clock, wall_time
     from kvbench.run import Run, Setup
     from kvbench.sink.console import GONE, VIEWS
@@ -101,18 +107,20 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
     opened = await _open(scenario, clock)
     try:
         nonce = compose.build_nonce(scenario)
-        phases = compose.build_phases(scenario, nonce, opened.count)
+        phases = compose.build_phases(scenario, nonce, opened.count, opened.facts)
+        planned = baseline.planned(scenario, opened.facts)
+        opened.facts["warnings"] = [*opened.facts.get("warnings", ()), *baseline.overlong(scenario, opened.facts)]
         path = journal.create(Path(scenario.out), scenario.name, wall_time())
     except BaseException:
         await opened.target.aclose()
         raise
     view = VIEWS["quiet" if quiet else "live" if console.is_terminal else "plain"](console, len(phases), wall_time)
     setup = Setup(
-        target=opened.target, phases=phases, limits=scenario.control.limits(), rules=scenario.stop, view=view,
+        target=opened.target, phases=phases, controls=compose.build_controls(scenario, phases), view=view,
         length=scenario.windows.length, slide=scenario.windows.slide, slos=compose.build_slos(scenario),
     )  # fmt: skip
     log = journal.Journal(path)
-    log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv))
+    log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv) | {"baseline": planned})
     if not quiet:
         with suppress(*GONE):  # nobody reads it: the run and its files go on
             _announce(scenario, opened.facts, path, console)
@@ -145,13 +153,14 @@ def _announce(scenario: "Scenario", facts: dict[str, Any], path: Path, console: 
     from kvbench import units
     from kvbench.endpoint import Http
     from kvbench.report import render
+    from kvbench.report.text import plain
 
-    console.print(f"[bold]{escape(scenario.name)}[/bold] on {escape(render.plain(render.described(facts)))}", soft_wrap=True)
+    console.print(f"[bold]{escape(scenario.name)}[/bold] on {escape(plain(render.described(facts)))}", soft_wrap=True)
     if isinstance(scenario.target, Http):
         limits = scenario.target.timeouts.model_dump()
         console.print("timeouts: " + ", ".join(f"{name} {units.duration(value)}" for name, value in limits.items()))
     for warning in facts.get("warnings", ()):
-        console.print(f"[yellow]! {escape(render.plain(warning))}[/yellow]", soft_wrap=True)
+        console.print(f"[yellow]! {escape(plain(warning))}[/yellow]", soft_wrap=True)
     console.print(f"recording to {escape(str(path))}", soft_wrap=True)
 
 

@@ -65,6 +65,10 @@ class Plan:
     preempted: int = 0
     repeats: bool = False  # the next step is the same until a sequence ends, blocks run out or something arrives
 
+    @property
+    def work(self) -> bool:
+        return bool(self.chunks or self.decodes)
+
 
 class Batch:
     """The running and waiting sequences over one pool."""

@@ -3,9 +3,13 @@
 How to drive it: advance(now) before anything else at `now`; then submit or cancel; then call again at wake(). The steps of a span
 are identical decodes, planned up to the next scheduling event; an arrival cuts a span after the step in progress, as it
 would have to wait for that step in a real engine. Blocks are taken as the steps happen, never ahead of the step in progress.
+Faults (faults.py) begin and end at their own times, whatever the engine is advanced to.
 """
 
+import math
+import random
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvbench.core import Nanos, Seconds
@@ -13,8 +17,9 @@ from kvbench.engine import Done, Job, Span, Step
 from kvbench.engine.batch import Batch, Plan, Sequence
 from kvbench.engine.cost import COSTS
 from kvbench.engine.evict import POLICIES
+from kvbench.engine.faults import Edge, Fault, edges
 from kvbench.engine.pool import Pool
-from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks
+from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, kv_room
 
 
 @dataclass(slots=True)
@@ -33,28 +38,47 @@ class _Steps:
 
 
 class Engine:
-    """One replica. `seed` reaches the eviction policy; everything else is deterministic by itself."""
+    """One replica. `seed` reaches the eviction policy and says who is refused; everything else is deterministic by itself.
 
-    def __init__(self, model: Model, hardware: Hardware, engine: EngineProfile, seed: int = 0) -> None:
+    Faults act through `pool`, `slowed` (factors on step times), `refusals` (shares of new jobs), `stall` and `resume`; `passed`
+    holds the edges that time has come to, until whoever reads it takes them away.
+    """
+
+    def __init__(
+        self, model: Model, hardware: Hardware, engine: EngineProfile, seed: int = 0, faults: Iterable[Fault] = ()
+    ) -> None:
         if engine.policy not in POLICIES:
             raise ValueError(f"policy {engine.policy!r} is unknown: one of {', '.join(POLICIES)}")
         self.model, self.hardware, self.profile = model, hardware, engine
         self.blocks = kv_blocks(model, hardware, engine)
         self.cost = COSTS["roofline"](model, hardware, engine)
+        self._memory = _memory(model, hardware, engine, self.blocks)
         self.pool = Pool(self.blocks, engine.block, POLICIES[engine.policy](self.blocks - 1, seed))
         self.batch = Batch(self.pool, engine)
         self._jobs: dict[int, list[Sequence]] = {}  # job id -> its choices that have not ended
         self._ended: dict[int, tuple[int, int]] = {}  # job id -> tokens and preemptions of choices that have
         self._steps: _Steps | None = None
-        self._clock: Nanos = 0  # end of the last step, or the arrival that ended an idle time
+        self._clock: Nanos = 0  # end of the last step, or the change that ended an idle time
+        self._blocked = False  # there are jobs and no block for any of them: nothing begins until something changes
+        self.faults = tuple(faults)
+        self._edges = edges(self.faults)
+        self._chance = random.Random(seed)
+        self._stalls = 0
+        self._stalled: Nanos = 0  # since when, while there are stalls
+        self.slowed: list[float] = []
+        self.refusals: list[float] = []
+        self.passed: list[Edge] = []
 
     def submit(self, job: Job, now: Seconds) -> str | None:
-        """Queue a job. Returns None, or why it can never be served: "empty", "context_too_long" or "kv_too_small".
+        """Queue a job. Returns None, or why it is not served: "refused" (a fault), or never can be: "empty", "context_too_long"
+        or "kv_too_small".
 
         ValueError for an id that is live.
         """
         if job.id in self._jobs:
             raise ValueError(f"job {job.id} is already here")
+        if self.refusals and self._chance.random() >= math.prod(1 - share for share in self.refusals):
+            return "refused"
         total = job.tokens + job.max_tokens
         if job.tokens < 1 or job.max_tokens < 1 or job.n < 1:
             return "empty"
@@ -84,6 +108,8 @@ class Engine:
         """Something changed at `now`: nothing beyond the step in progress, if there is one, is decided any more."""
         steps = self._steps
         if steps is None:
+            if self._blocked:
+                self._clock, self._blocked = max(self._clock, now), False
             return
         if steps.taken and now <= steps.end(steps.taken):
             self._clock, self._steps = steps.end(steps.taken), None
@@ -91,35 +117,79 @@ class Engine:
             steps.count = steps.taken + 1
 
     def advance(self, until: Seconds) -> list[Span]:
-        """Take every step that begins before `until`; hand out those that end by then. A step in progress is handed out later."""
+        """Take every step that begins before `until`; hand out those that end by then. A step in progress is handed out later.
+
+        What begins or ends at a fault's edge is decided there, and edges at `until` itself have passed.
+        """
         limit = round(until * 1e9)
         spans: list[Span] = []
-        while True:
+        while self._edges and self._edges[0].at <= limit:
+            edge = self._edges.popleft()
+            spans += self._advance(edge.at)
+            self._cut(edge.at)
+            (edge.fault.begin if edge.edge == "begin" else edge.fault.end)(self, edge.at)
+            self.passed.append(edge)
+        return spans + self._advance(limit)
+
+    def _advance(self, limit: Nanos) -> list[Span]:
+        """As `advance`, with no edge before `limit`."""
+        spans: list[Span] = []
+        while not self._stalls:
             if self._steps is None:
-                if self._clock >= limit or not self._jobs:
-                    return spans
+                if self._clock >= limit or self._blocked or not self._jobs:
+                    break
                 self._steps = self._begin()
+                if self._steps is None:
+                    self._blocked = True
+                    break
             steps = self._steps
             ended = bisect_right(range(1, steps.count + 1), limit, key=steps.end)
             if ended > steps.taken:
                 spans.append(self._take(steps, ended))
             if ended < steps.count:
-                return spans
+                break
             self._clock, self._steps = steps.end(steps.count), None
+        return spans
 
-    def _begin(self) -> _Steps:
+    def stall(self, now: Nanos) -> None:
+        """From `now` on no step begins or ends, until as many `resume`. Nothing beyond the step in progress may be planned."""
+        self._stalls += 1
+        if self._stalls > 1:
+            return
+        self._stalled, steps = now, self._steps
+        if steps is not None and steps.taken:  # the step in progress by itself, so that it alone grows longer
+            begun = steps.end(steps.taken)
+            self._steps = _Steps(begun, steps.end(steps.taken + 1) - begun, 0.0, 1, steps.plan)
+
+    def resume(self, now: Nanos) -> None:
+        """End one stall. With the last of them the step in progress goes on where it was."""
+        self._stalls -= 1
+        if self._stalls:
+            return
+        if self._steps is not None:
+            self._steps.first += now - self._stalled
+        else:
+            self._clock = max(self._clock, now)
+
+    def _begin(self) -> _Steps | None:
+        """The next steps, from _clock. None where no job can have its blocks, which takes a fault that holds them."""
         plan = self.batch.plan()
+        while plan.preempted and not plan.work:  # the last one running had to go: it may come back with a smaller first chunk
+            plan = self.batch.plan()
+        if not plan.work:
+            return None
         chunks = tuple((new, sequence.computed) for sequence, new in plan.chunks)
         samples = len(plan.decodes) + sum([s.computed + new == s.known for s, new in plan.chunks])
         context = sum([s.computed for s in plan.decodes]) + len(plan.decodes)
-        first = self.cost.seconds(Step(chunks, len(plan.decodes), context, samples)) * 1e9
+        slow = math.prod(self.slowed) * 1e9
+        first = self.cost.seconds(Step(chunks, len(plan.decodes), context, samples)) * slow
         count, growth = 1, 0.0
         if plan.repeats:
             count = min([s.end - s.known for s in plan.decodes])
         if count > 1:
             count = self.batch.steps_in_room(plan.decodes, count)
             grown = Step((), len(plan.decodes), context + len(plan.decodes), samples)
-            growth = self.cost.seconds(grown) * 1e9 - first
+            growth = self.cost.seconds(grown) * slow - first
         return _Steps(self._clock, first, growth, count, plan)
 
     def _take(self, steps: _Steps, upto: int) -> Span:
@@ -155,10 +225,15 @@ class Engine:
         return tokens, self.batch.cached.pop(job_id, 0), preempted
 
     def wake(self) -> Seconds:
-        """When to call advance next if nothing arrives before: no first token or end lies before it. inf when idle."""
+        """When to call advance next if nothing arrives before: no first token or end lies before it. inf when idle or hung."""
+        if not self._jobs:
+            return math.inf
+        edge = self._edges[0].at / 1e9 if self._edges else math.inf  # the steps planned so far may not last beyond it
+        if self._stalls or self._blocked:
+            return edge
         if self._steps is not None:
-            return self._steps.end(self._steps.count) / 1e9
-        return (self._clock + 1) / 1e9 if self._jobs else float("inf")  # the step that begins at _clock has begun just after it
+            return min(edge, self._steps.end(self._steps.count) / 1e9)
+        return min(edge, (self._clock + 1) / 1e9)  # the step that begins at _clock has begun just after it
 
     def progress(self, job_id: int) -> Done:
         """A live job so far. KeyError if unknown."""
@@ -171,7 +246,8 @@ class Engine:
     def gauges(self) -> dict[str, float]:
         """State at the time advanced to, the step in progress included. Shares are of the usable blocks (metrics: KV cache)."""
         counters = self.batch.counters
-        return {
+        memory = {} if self._memory is None else {"gpu_memory": self._memory}
+        return memory | {
             "kv_usage": self.pool.referenced / self.pool.usable,
             "cached_share": len(self.pool.index) / self.pool.usable,
             "running": float(len(self.batch.running)),
@@ -192,3 +268,13 @@ class Engine:
         assert set(map(id, queued)) == set(map(id, live)), "queues and jobs disagree"
         assert set(self.batch.cached) <= set(self._jobs), "cached counts of jobs that ended"
         assert all(s.prompt <= s.known < s.end for s in live), "a finished sequence is live"
+
+
+def _memory(model: Model, hardware: Hardware, engine: EngineProfile, blocks: int) -> float | None:
+    """Share of each device's memory in use from the start, the pool of `blocks` included. None where the engine has no GPU, or
+    was given more blocks than fit."""
+    if engine.preallocates is None:
+        return None
+    unused = kv_room(model, hardware, engine) - blocks * engine.block * model.kv_token_bytes(hardware.count)
+    used = engine.preallocates - unused / hardware.memory
+    return used if used <= 1 else None

@@ -1,8 +1,8 @@
 """The paged block pool: reference counts, and an index from content hash to block. Block 0 is the null block, never handed out.
 
-A block is *referenced* (a live sequence holds it), *cached* (nobody does, but its content is in the index) or *empty*. Blocks
-without content are taken before any cached one leaves; blocks are returned tail first (both as vLLM does). One difference from
-vLLM: when a sequence computes content that is already resident, it adopts the resident block and returns its own.
+A block is *referenced* (a live sequence holds it, or a fault pins it), *cached* (nobody does, but its content is in the index) or
+*empty*. Blocks without content are taken before any cached one leaves; blocks are returned tail first (both as vLLM does). One
+difference from vLLM: when a sequence computes content that is already resident, it adopts the resident block and returns its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -76,6 +76,8 @@ class Pool:
         self._refs = [0] * blocks
         self._empty = list(range(blocks - 1, 0, -1))  # a stack: what was freed last is taken first
         self._referenced = 0
+        self._claimed = 0  # blocks that faults want
+        self._held: list[int] = []  # of those, what they have: fewer only while nothing is free
 
     @property
     def free(self) -> int:
@@ -160,13 +162,33 @@ class Pool:
                 else:
                     self.policy.free(key)
 
+        if self._claimed > len(self._held):
+            self._collect()
+
+    def pin(self, count: int) -> None:
+        """Take `count` blocks away until `unpin(count)`: free ones now, the others as they are released, before anyone else."""
+        self._claimed += count
+        self._collect()
+
+    def unpin(self, count: int) -> None:
+        """Give back what a `pin(count)` took. The blocks come back empty."""
+        self._claimed -= count
+        back = self._held[self._claimed :]
+        del self._held[self._claimed :]
+        self.release(back)
+
+    def _collect(self) -> None:
+        self._held += self.allocate(min(self._claimed - len(self._held), self.free))
+
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Assert every invariant, given the blocks each live sequence holds. Slow: for tests."""
         counts = [0] * len(self._refs)
-        for blocks in held:
+        for blocks in (*held, self._held):
             for block in blocks:
                 counts[block] += 1
-        assert counts == self._refs, "reference counts differ from what sequences hold"
+        assert counts == self._refs, "reference counts differ from what sequences and faults hold"
+        assert len(self._held) == self._claimed or (len(self._held) < self._claimed and not self.free), "free blocks not pinned"
+        assert all(self._key[block] is None for block in self._held), "a pinned block has content"
         assert self._refs[0] == 0, "the null block was handed out"
         assert self._key[0] is None, "the null block has content"
         assert self._referenced == sum(refs > 0 for refs in self._refs), "referenced is miscounted"

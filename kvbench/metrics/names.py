@@ -134,13 +134,18 @@ METRICS: dict[str, Metric] = {
     "input_tokens_rate": Metric("rate", "/s", "prompt tokens of requests that were answered"),
     "output_tokens_rate": Metric("rate", "/s", "tokens that arrived", "high"),
     "inflight": Metric("count", "", "requests sent and not over, at the end of the interval"),
+    "held": Metric("count", "", "requests due and waiting at our gate, at the end of the interval", "low"),
     # gauges of the server or the embedded engine
     "kv_usage": Metric("gauge", "share", "KV blocks referenced by a live request / usable blocks", "low"),
     "cached_share": Metric("gauge", "share", "KV blocks that hold reusable content / usable blocks"),
     "running": Metric("gauge", "", "requests in the server's batch"),
     "waiting": Metric("gauge", "", "requests in the server's queue", "low"),
+    "gpu_memory": Metric(
+        "gauge", "share", "device memory in use / device memory; flat where the server takes it at the start", "low"
+    ),
     "preemptions_total": Metric("counter", "", "times a running request lost its blocks", "low"),
     "hit_tokens_total": Metric("counter", "", "prompt tokens found in the server's cache"),
     "query_tokens_total": Metric("counter", "", "prompt tokens looked up in the server's cache"),
     "recompute_tokens_total": Metric("counter", "", "tokens computed again after preemption", "low"),
+    "computed_tokens_total": Metric("counter", "", "tokens that the server computed, prompts and answers"),
 }

@@ -41,7 +41,7 @@ def window(slots: Slots, start: Seconds, end: Seconds, live: Sequence[Record], n
     return Window(
         start=float(part.start),
         end=float(part.end),
-        counts={name: part.counts[name] for name in _SHOWN_COUNTS} | {"inflight": part.inflight},
+        counts={name: part.counts[name] for name in _SHOWN_COUNTS} | {"inflight": part.inflight, "held": part.held},
         values={name: stat.value for name, stat in stats.items()},
         n={name: stat.n for name, stat in stats.items() if stat.n},
         age={name: now - gauge.at for name, gauge in slots.gauges.items()},
@@ -74,6 +74,11 @@ class Interval:
         """Sent before the end and not over."""
         return sum(1 for record in self.live if record.sent_ns is not None and record.sent_ns < self.end * SECOND)
 
+    @cached_property
+    def held(self) -> int:
+        """Due before the end and waiting at our gate."""
+        return sum(1 for record in self.live if record.release_ns is None and record.due_ns < self.end * SECOND)
+
     @property
     def finished(self) -> int:
         counts = self.counts
@@ -87,7 +92,9 @@ class Interval:
             return self.gauge(name.metric, name.statistic)
         if kind == "rate":
             return self._rate(name.metric)
-        return Stat(self.inflight, 1) if name.metric == "inflight" else self._ratio(name.metric)
+        if kind == "count":
+            return Stat(self.held if name.metric == "held" else self.inflight, 1)
+        return self._ratio(name.metric)
 
     def gauge(self, name: str, statistic: str) -> Stat:
         """A gauge's mean ("" too; each second with readings weighs alike), min, max, last; a counter's increase, rate, last."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from kvbench.core import Event, Record, Sample, Seconds, Window
+from kvbench.report.kept import Planned
 
 LINES = ("requests.jsonl", "events.jsonl", "windows.jsonl", "samples.jsonl")
 T = TypeVar("T")
@@ -20,6 +21,7 @@ LONGEST: Seconds = 366 * 86_400.0  # of a run: a later instant is a damaged numb
 Instant = Annotated[float, msgspec.Meta(ge=0, le=LONGEST)]
 Stamp = Annotated[int, msgspec.Meta(ge=0, le=int(LONGEST * 1e9))]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Factor = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class _Workload(msgspec.Struct):
@@ -27,12 +29,36 @@ class _Workload(msgspec.Struct):
     classes: dict[str, dict[str, Any] | None] | None = None
 
 
+class _Warmup(msgspec.Struct):
+    policy: str | None = None
+
+
+class _Phases(msgspec.Struct):
+    warmup: _Warmup | None = None
+
+
+class _Control(msgspec.Struct):
+    law: str | None = None
+    signal: str | None = None
+
+
 class _Scenario(msgspec.Struct):
     workload: _Workload | None = None
     target: dict[str, Any] | None = None
+    phases: _Phases | None = None
+    control: _Control | None = None
+    watch: dict[str, Any] | None = None
     verdict: dict[str, Any] | None = None
     budget: dict[str, Any] | None = None
     stop: list[dict[str, Any]] | None = None
+
+
+class _Reset(msgspec.Struct):
+    servers: list[dict[str, Any]] = []
+
+
+class _Target(msgspec.Struct):
+    reset: _Reset | None = None
 
 
 class _Manifest(msgspec.Struct):
@@ -41,9 +67,10 @@ class _Manifest(msgspec.Struct):
     scenario: _Scenario | None = None
     phases: list[dict[str, Any]] | None = None
     seed: int | None = None
-    target: dict[str, Any] | None = None
+    target: _Target | None = None
     tokenizer: dict[str, Any] | None = None
     host: dict[str, Any] | None = None
+    baseline: Planned | None = None
 
 
 class _Asked(msgspec.Struct):
@@ -120,8 +147,59 @@ class _Signal(msgspec.Struct):
     signal: str
 
 
+class _Level(msgspec.Struct):
+    level: Factor
+    why: str
+    phase: str
+
+
+class _Watch(msgspec.Struct):
+    action: str
+    metric: str | None = None
+    value: float | None = None
+    expected: float | None = None
+    sigma: float | None = None
+    z: float | None = None
+    n: float | None = None
+    start: Instant = 0.0
+    end: Instant = 0.0
+    level: Factor | None = None
+    to: Factor | None = None
+
+
+class _Snapshot(msgspec.Struct):
+    window: _Window
+    phase: str | None = None
+
+
+class _GateHold(msgspec.Struct):
+    until: Instant
+
+
+class _ResetCheck(msgspec.Struct):
+    hits: Factor | None = None
+    queries: Factor | None = None
+    reason: str | None = None
+
+
+class _Fault(msgspec.Struct):
+    kind: str
+    edge: str
+
+
+class _Watched(msgspec.Struct):
+    judged: dict[str, Number] = {}
+    skipped: dict[str, tuple[Number, str]] = {}
+
+
 class _RunEnd(msgspec.Struct):
     reason: str = ""
+    postponed: Number | None = None
+    holds: Number | None = None
+    closed: Instant | None = None
+    watch: _Watched | None = None
+    law: dict[str, Any] | None = None
+    level: Factor | None = None
     unread: dict[str, tuple[Number, Number, str]] | None = None
 
 
@@ -130,6 +208,12 @@ DATA: dict[str, type[Any]] = {
     "phase_end": _PhaseEnd,
     "stop": _Stop,
     "signal": _Signal,
+    "level": _Level,
+    "watch": _Watch,
+    "snapshot": _Snapshot,
+    "gate_hold": _GateHold,
+    "reset_check": _ResetCheck,
+    "fault": _Fault,
     "run_end": _RunEnd,
 }
 """Of what the report reads of an event, by its kind."""

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from kvbench import units
-from kvbench.report import chart, render
+from kvbench.report import baseline_rows, chart, loops, render
 from kvbench.report.files import RunFiles
 from kvbench.report.intervals import STATISTICS
 
@@ -38,6 +38,12 @@ def page(summary: Mapping[str, Any], files: RunFiles) -> str:
         _section("Latency", _latency(summary)),
         _section("Budgets", _budgets(summary)),
         _section("Classes and phases", _groups(summary)),
+        _section("Baseline", _baseline(summary)),
+        _section("Control", _control(summary)),
+        _section("Load level", _levels(summary)),
+        _section("Watch", _watch(summary)),
+        _section("Change points", _list(loops.changed(mark) for mark in summary["changes"]["marks"])),
+        _section("Snapshots", _snapshots(summary)),
         _section("Request features", _features(summary)),
         _section("Verdict, check by check", _checks(summary)),
         _section("Notes", _list(summary["warnings"])),
@@ -84,16 +90,23 @@ def _facts(summary: Mapping[str, Any]) -> str:
 
 
 def _charts(files: RunFiles) -> str:
-    """Offered and ok rate, first-token quantiles, KV usage: from windows.jsonl."""
+    """Rates, first-token quantiles and gauges from windows.jsonl; the law's rate and the load level from samples.jsonl."""
     rows = files.windows
 
     def of(name: str) -> list[chart.Point]:
         return [(window.end, window.values.get(name)) for window in rows]
 
+    def read(name: str) -> list[chart.Point]:
+        return [(sample.t, sample.value) for sample in files.samples if sample.name == name]
+
+    law = read("law_rate")
+    limited = any(rate is not None for _, rate in law)
     return "".join((
         chart.lines("Requests/s", "/s", {"offered": of("offered_rate"), "ok": of("ok_rate")}),
         chart.lines("Time to first token", "s", {"p50": of("ttft_p50"), "p99": of("ttft_p99")}),
         chart.lines("KV cache in use", "share", {"kv usage": of("kv_usage_mean")}, top=1.0),
+        chart.lines("Rate that the law lets in", "/s", {"law": law, "offered": of("offered_rate")} if limited else {}),
+        chart.lines("Load level", "", {"level": read("level")}),
         chart.lines("Requests at the server", "", {"running": of("running_mean"), "waiting": of("waiting_mean")}),
     ))  # fmt: skip
 
@@ -148,7 +161,44 @@ def _groups(summary: Mapping[str, Any]) -> str:
         for name, row, good in rows
     ]  # fmt: skip
     head = ("", "offered", "ok", "goodput", "ttft p50", "p99", "response_ttft p50", "p99", "tpot p50", "p99")
-    return _table(head, cells)
+    first = loops.apart(summary["first_uses"], summary["latency"])
+    return _table(head, cells) + (f"<p>first uses: {escape(first)}</p>" if first else "")
+
+
+def _baseline(summary: Mapping[str, Any]) -> str:
+    found = summary["baseline"]
+    return _table((), baseline_rows.rows(found), "text") + _table(baseline_rows.HEAD, baseline_rows.lengths(found))
+
+
+def _control(summary: Mapping[str, Any]) -> str:
+    found = summary["control"]
+    return _table((), loops.controlled(found), "text") if found["law"] not in (None, "none") else ""
+
+
+def _levels(summary: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            f"{row['level']:.4g}", row["phase"], units.duration(row["start"]), units.duration(row["seconds"]),
+            _mean(row["offered_rate"]), _mean(row["ok_rate"]), units.share(row["kv_usage"]["mean"]),
+            "held" if row["held"] else "not held", row["why"], row["ended"],
+        )
+        for row in summary["levels"]["rungs"]
+    ]  # fmt: skip
+    head = ("level", "phase", "from", "for", "offered/s", "ok/s", "kv mean", "", "why", "ended by")
+    return _table(head, rows)
+
+
+def _watch(summary: Mapping[str, Any]) -> str:
+    found = summary["watch"]
+    counts = [(name.replace("_", " "), f"{n:,}") for name, n in found["counts"].items()]
+    return _table((), counts) + _list(loops.decided(row) for row in found["decisions"])
+
+
+def _snapshots(summary: Mapping[str, Any]) -> str:
+    rows = summary["snapshots"]["rows"]
+    names = rows[0]["values"] if rows else ()
+    cells = [(units.duration(row["end"]), *(loops.measured(row["values"][name], name) for name in names)) for row in rows]
+    return _table(("until", *names), cells)
 
 
 def _mean(value: float | None) -> str:

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.core import Record, Seconds
+from kvbench.core import Nanos, Record, Seconds
 from kvbench.metrics import request
 from kvbench.metrics.names import QUANTILES
 from kvbench.report.intervals import Floats, describe, describe_gaps, nothing, ratio_interval
 
 COALESCED = 1.5  # token-bearing events per network read above which gaps between events are the network's, not the server's
+SECOND: Nanos = 10**9
+LATE: Nanos = 20_000_000  # after its release, from which a send is part of a catch-up
 CENSORED = ("ttft", "response_ttft", "ttfc", "e2e", "response")  # what a timeout says something about
 
 
@@ -163,9 +165,27 @@ def goodput(cohort: Cohort, slos: Mapping[str, Mapping[str, Seconds]], seconds: 
 
 
 def pacing(records: Sequence[Record]) -> dict[str, Any]:
-    """How sends fell: the most within any 100 ms, and how many waited at the gate."""
+    """How sends fell: the most within any 100 ms, and within any second beside the most that were due then; how many waited at
+    the gate, left late by this tool's doing (a catch-up), or met a server that asked for a pause."""
     sent = np.sort(np.array([r.sent_ns for r in records if r.sent_ns is not None], dtype=np.int64))
-    most = int((np.searchsorted(sent, sent + 100_000_000) - np.arange(len(sent))).max()) if len(sent) else 0
-    blocked = sum((r.release_ns if r.release_ns is not None else r.end_ns or r.due_ns) > r.due_ns for r in records)
-    return {"max_sends_per_100ms": most, "blocked_at_gate": blocked, "throttled_attempts": sum(r.throttled for r in records),
-            "retried": sum(r.attempts > 1 for r in records), "stale_connections": sum(r.stale for r in records)}  # fmt: skip
+    due = np.sort(np.array([r.due_ns for r in records], dtype=np.int64))
+    lags = [r.sent_ns - r.release_ns - r.connect_ns for r in records if r.sent_ns is not None and r.release_ns is not None]
+    pauses = [r.retry_after for r in records if r.retry_after is not None]
+    return {
+        "max_sends_per_100ms": _most(sent, SECOND // 10),
+        "max_sends_per_second": _most(sent, SECOND),
+        "max_due_per_second": _most(due, SECOND),
+        "blocked_at_gate": sum((r.end_ns or r.due_ns if r.release_ns is None else r.release_ns) > r.due_ns for r in records),
+        "late_sends": sum(lag > LATE for lag in lags),
+        "longest_lag": max(lags, default=0) / SECOND,
+        "asked_to_wait": len(pauses),
+        "longest_wait_asked": max(pauses, default=None),
+        "throttled_attempts": sum(r.throttled for r in records),
+        "retried": sum(r.attempts > 1 for r in records),
+        "stale_connections": sum(r.stale for r in records),
+    }
+
+
+def _most(times: NDArray[np.int64], span: Nanos) -> int:
+    """The most of the sorted `times` within any half-open span."""
+    return int((np.searchsorted(times, times + span) - np.arange(len(times))).max()) if len(times) else 0

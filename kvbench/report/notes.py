@@ -7,6 +7,8 @@ from kvbench.report.files import RunFiles
 
 OFF_BY = 0.02  # relative difference of asked and got lengths that is worth a line
 PRESSED = 0.9  # share of the pool from which the cache is short
+OFTEN = 0.05  # share of a law's decisions from which it is worth a line that they were not its own
+BLIND = 0.1  # share of checks without a value above which a stop rule is told of: most need a while for their first one
 GOOD = 0.9  # goodput below which more load is no advice
 
 
@@ -16,6 +18,7 @@ def warnings(summary: dict[str, Any], files: RunFiles) -> list[str]:
         *_incomplete(summary),
         *_target(summary),
         *_rules(summary),
+        *_loops(summary),
         *_stream(summary),
         *_lengths(summary),
         *_cold(summary, files),
@@ -47,9 +50,31 @@ def _target(summary: dict[str, Any]) -> list[str]:
 
 
 def _rules(summary: dict[str, Any]) -> list[str]:
-    """Stop rules that guarded nothing, since their statistic was never there."""
-    blind = [row for row in summary["stop_rules"] if row["checks"] and row["unread"] == row["checks"]]
-    return [f"the stop rule {row['rule']} was never evaluated: {row['why']}" for row in blind]
+    """Stop rules that guarded nothing, or had nothing to judge for a good part of the run: neither passed nor fired."""
+    lines = []
+    for row in summary["stop_rules"]:
+        unread, checks = row["unread"], row["checks"]
+        if checks and unread == checks:
+            lines.append(f"the stop rule {row['rule']} was never evaluated: {row['why']}")
+        elif checks and unread > BLIND * checks:
+            lines.append(f"the stop rule {row['rule']} had nothing to judge at {unread} of {checks} checks: {row['why']}")
+    return lines
+
+
+def _loops(summary: dict[str, Any]) -> list[str]:
+    """A law that did not see what it was to hold, or did not decide by itself; a watch that gave up."""
+    told, gave_up = summary["control"]["told"], summary["watch"]["counts"].get("gave_up")
+    lines, updates = [], told.get("updates")
+    for name, what in (
+        ("stale", "held still, its signal missing or stale"),
+        ("fallbacks", "fell back to feedback, for want of a learned answer"),
+    ):
+        n = told.get(name)
+        if isinstance(updates, int) and isinstance(n, int) and n > OFTEN * updates:
+            lines.append(f"the law {summary['control']['law']} {what}, at {n:,} of {updates:,} decisions")
+    if gave_up:
+        lines.append("the watch gave up: its tries to go back to the level were used up (see the watch's decisions)")
+    return lines
 
 
 def _stream(summary: dict[str, Any]) -> list[str]:
@@ -98,7 +123,8 @@ def _lengths(summary: dict[str, Any]) -> list[str]:
 
 def _cold(summary: dict[str, Any], files: RunFiles) -> list[str]:
     lines = []
-    if files.manifest and (files.scenario.get("workload") or {}).get("nonce") is False:
+    emptied = summary["target"].get("reset")
+    if files.manifest and (files.scenario.get("workload") or {}).get("nonce") is False and not emptied:
         lines.append("the nonce is off: an earlier run may have warmed the prefix cache, so hit rates and ttft may flatter")
     http = (files.scenario.get("target") or {}).get("kind") == "http"
     preempted = summary["engine"]["preemptions_total"]["value"]

@@ -10,18 +10,23 @@ GUARDED = ("baseline", "warmup", "steady")  # a stop rule that ends one of these
 
 
 def stop(files: RunFiles, found: list[Phase]) -> dict[str, Any]:
-    """What ended the run: signal, rule, error, killed (nothing on record says), or the bound that steady reached."""
+    """What ended the run: signal, rule, error, killed (nothing on record says), or the bound that steady or stress reached.
+
+    purpose: how a stress phase found its end, which is what it is for; None where there was none, or it did not come that far.
+    """
     end, rule, signal = files.last("run_end"), files.last("stop"), files.last("signal")
     steady = [phase for phase in found if phase.kind == "steady"]
+    bounded = [phase for phase in found if phase.kind in ("steady", "stress")]
     row: dict[str, Any] = {
         "kind": "bound",
-        "reason": (steady[-1].reason if steady else None) or "completed",
+        "reason": (bounded[-1].reason if bounded else None) or "completed",
         "rule": None,
         "phase": None,
         "phase_kind": None,
         "signal": None,
         "seconds": files.end,
         "steady_seconds": steady[-1].end - steady[0].start if steady else None,
+        "purpose": None,
     }
     if end is not None and end.data.get("reason") == "internal error":
         row |= {"kind": "error", "reason": "internal error"}
@@ -31,7 +36,16 @@ def stop(files: RunFiles, found: list[Phase]) -> dict[str, Any]:
         row |= {name: rule.data.get(name) for name in ("rule", "reason", "phase", "phase_kind")} | {"kind": "rule"}
     elif end is None:
         row |= {"kind": "killed", "reason": "the files end without the end of the run: it was killed, or still goes on"}
+    if row["kind"] in ("bound", "rule") and bounded and bounded[-1].kind == "stress":
+        by = " by " if row["kind"] == "rule" else ": "
+        row["purpose"] = f"stress ended at level {_level(files):.4g}{by}{row['reason']}"
     return row
+
+
+def _level(files: RunFiles) -> float:
+    """The load level at the end of the run."""
+    moved = files.last("level")
+    return float(moved.data["level"]) if moved is not None else 1.0
 
 
 def exit_code(summary: dict[str, Any]) -> tuple[int, str]:
@@ -54,4 +68,5 @@ def exit_code(summary: dict[str, Any]) -> tuple[int, str]:
     failed = [budget for budget in summary["budgets"] if budget["status"] != "pass"]
     if failed:
         return 3, f"{len(failed)} of {len(summary['budgets'])} budgets not met: {'; '.join(b['text'] for b in failed)}"
-    return 0, "the run is whole" + (" and every budget is met" if summary["budgets"] else "")
+    purpose = f"{stopped['purpose']}, which is its purpose; " if stopped["purpose"] else ""
+    return 0, f"{purpose}the run is whole" + (" and every budget is met" if summary["budgets"] else "")

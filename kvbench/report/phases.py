@@ -77,12 +77,14 @@ def _timeline(files: RunFiles) -> list[Phase]:
     return found
 
 
-def headline(found: list[Phase]) -> Headline:
-    """Steady where it ran; else every measured request, and the name says so."""
+def headline(found: list[Phase], apart: frozenset[int] = frozenset()) -> Headline:
+    """Steady where it ran; else every measured request, and the name says so. `apart`: ids of requests that do not count."""
     steady = [phase for phase in found if phase.kind == "steady"]
     if steady:
-        records = [record for phase in steady for record in phase.records]
-        return Headline("requests due in steady", records, steady[0].start, steady[-1].end)
+        every = [record for phase in steady for record in phase.records]
+        records = [record for record in every if record.id not in apart]
+        left = f" ({len(every) - len(records):,} first uses stand apart)" if len(every) > len(records) else ""
+        return Headline("requests due in steady" + left, records, steady[0].start, steady[-1].end)
     rest = [phase for phase in found if any(record.measured for record in phase.records)]
     if not rest:
         return Headline("no measured request", [], 0.0, 0.0)

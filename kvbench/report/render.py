@@ -12,6 +12,8 @@ from rich.text import Text
 from kvbench import units
 from kvbench.core import LEFT, STAYED
 from kvbench.metrics.names import QUANTILES
+from kvbench.report import baseline_rows, loops
+from kvbench.report.text import block, columns, count, number, pairs, plain
 from kvbench.verdict import amount
 
 COLOURS = {"VALID": "bold green", "DEGRADED": "bold yellow", "INVALID": "bold red"}
@@ -29,13 +31,20 @@ WIDE = ("min", "p50", "p90", "p95", "p99", "p999", "max")
 
 def terminal(summary: Mapping[str, Any], console: Console) -> None:
     """Print the summary. Width, colour and what the encoding can show are the console's."""
-    for block in (verdict, ran, requests, latency, groups, throughput, cache, budgets, closing):
-        console.print(block(summary, console.width), soft_wrap=False)
-
-
-def plain(text: object) -> str:
-    """Text of others (servers, file names) without what could drive a terminal."""
-    return "".join(char if char.isprintable() else " " for char in str(text))
+    for part in (
+        verdict,
+        ran,
+        requests,
+        latency,
+        groups,
+        throughput,
+        cache,
+        baseline_rows.baseline,
+        *loops.BLOCKS,
+        budgets,
+        closing,
+    ):
+        console.print(part(summary, console.width), soft_wrap=False)
 
 
 def verdict(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -67,7 +76,7 @@ def ran(summary: Mapping[str, Any], width: int) -> RenderableType:
         ("ended", f"{stop['kind']}: {stop['reason']}, after {units.duration(stop['seconds'])}"),
         ("headline", f"{head['n']:,} {head['cohort']}, followed to their end; rates over {units.duration(head['seconds'])}"),
     ]
-    return _block("", _pairs(rows))
+    return block("", pairs(rows))
 
 
 def described(target: Mapping[str, Any]) -> str:
@@ -79,9 +88,9 @@ def described(target: Mapping[str, Any]) -> str:
         return "nothing: requests are answered at once, which measures kvbench itself"
     if not {"model", "hardware", "devices", "engine", "blocks", "block_tokens", "kv_tokens"} <= target.keys():
         return "(not recorded)"
-    count = f"{target['devices']} x " if target["devices"] > 1 else ""
+    several = f"{target['devices']} x " if target["devices"] > 1 else ""
     pool = f"KV pool {target['blocks']:,} blocks of {target['block_tokens']} = {target['kv_tokens']:,} tokens"
-    return f"the embedded engine: {target['model']} on {count}{target['hardware']} ({target['engine']} profile), {pool}"
+    return f"the embedded engine: {target['model']} on {several}{target['hardware']} ({target['engine']} profile), {pool}"
 
 
 def requests(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -89,7 +98,7 @@ def requests(summary: Mapping[str, Any], width: int) -> RenderableType:
     total = account["total"]
     shown = ["offered", "admitted", "ok", "failed"]
     shown += [name for name in (*LEFT, *STAYED, "in_flight", "unrecorded") if total[name] and name not in shown]
-    table = _table("", *(name.replace("_", " ") for name in shown))
+    table = columns("", *(name.replace("_", " ") for name in shown))
     phases = list(account["phases"].items())
     for name, row in (*phases[:MOST_ROWS], ("total", total)):
         style = "bold" if name == "total" else ""
@@ -101,12 +110,12 @@ def requests(summary: Mapping[str, Any], width: int) -> RenderableType:
         said = f': "{plain(failure["examples"][0])}"' if failure["examples"] else ""
         line = f"{failure['n']:,} {failure['outcome']}:{plain(failure['class'])}{said}"
         lines.append(Text(line, style="red", overflow="ellipsis", no_wrap=True))
-    return _block("Requests", Group(*lines))
+    return block("Requests", Group(*lines))
 
 
 def latency(summary: Mapping[str, Any], width: int) -> RenderableType:
     statistics = WIDE if width >= 105 else NARROW
-    table = _table("", "n", "mean", *map(_spoken, statistics))
+    table = columns("", "n", "mean", *map(_spoken, statistics))
     starred = False
     for name in HEADLINES:
         row = summary["latency"][name]
@@ -119,7 +128,7 @@ def latency(summary: Mapping[str, Any], width: int) -> RenderableType:
             cells.append(units.duration(row[statistic]) + ("*" if star else ""))
         table.add_row(name, f"{row['n']:,}", units.duration(row["mean"]), *cells)
     if not table.row_count:
-        return _block("Latency", Text("none: no request ended ok"))
+        return block("Latency", Text("none: no request ended ok"))
     lines: list[RenderableType] = [table]
     if starred:
         lines.append(Text(f"* fewer samples than the quantile needs ({_needs(statistics)})", style="dim"))
@@ -127,7 +136,7 @@ def latency(summary: Mapping[str, Any], width: int) -> RenderableType:
     if counted:
         bound = ">= " if "p99" in counted["at_least"] else ""
         lines.append(Text(f"with {counted['timeouts']:,} timeouts: response p99 {bound}{units.duration(counted['p99'])}"))
-    return _block("Latency (requests that ended ok)", Group(*lines))
+    return block("Latency (requests that ended ok)", Group(*lines))
 
 
 def groups(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -137,13 +146,13 @@ def groups(summary: Mapping[str, Any], width: int) -> RenderableType:
     shown = [group for group in (classes, epochs) if len(group) > 1]
     if not shown:
         return Group()
-    table = _table("", "offered", "ok", "goodput", "response_ttft p50", "p99", "tpot p50", "p99")
+    table = columns("", "offered", "ok", "goodput", "response_ttft p50", "p99", "tpot p50", "p99")
     for name, row in (pair for group in shown for pair in group[:MOST_ROWS]):
         outcomes, good = row["outcomes"], row.get("goodput", {}).get("value")
         times = (row["latency"][metric][s] for metric in ("response_ttft", "tpot") for s in ("p50", "p99"))
         cells = (f"{outcomes['offered']:,}", f"{outcomes['ok']:,}", units.share(good), *map(units.duration, times))
         table.add_row(Text(plain(name)), *cells)
-    return _block("Classes and epochs", table)
+    return block("Classes and epochs", table)
 
 
 def _needs(shown: tuple[str, ...]) -> str:
@@ -157,30 +166,42 @@ def _spoken(statistic: str) -> str:
 def throughput(summary: Mapping[str, Any], width: int) -> RenderableType:
     rates, tokens, good = summary["rates"], summary["tokens"], summary["goodput"]
     note = f" ({rates['requested']['note']})" if rates["requested"].get("note") else ""
-    named = f"requested {_number(rates['requested'])}{note}, "
-    named += ", ".join(f"{name} {_number(rates[name])}" for name in ("offered", "sent", "ok"))
+    named = f"requested {number(rates['requested'])}{note}, "
+    named += ", ".join(f"{name} {number(rates[name])}" for name in ("offered", "sent", "ok"))
     out, prompt, output = tokens["output_rate"], tokens["prompt"], tokens["output"]
     sources = ", ".join(f"{name} {row['requests']:,}" for name, row in tokens["by_source"].items()) or "none"
     rows = [("requests/s", named)]
-    succeeded, read = _number(out, "succeeded_only"), _number(tokens["input_rate"])
-    rows.append(("tokens/s", f"out {_number(out)} ({succeeded} of ok requests), in {read}"))
+    succeeded, read = number(out, "succeeded_only"), number(tokens["input_rate"])
+    rows.append(("tokens/s", f"out {number(out)} ({succeeded} of ok requests), in {read}"))
     if prompt["n"]:
-        rows.append(("prompt", f"mean {_count(prompt['asked'])} tokens asked, {_count(prompt['got'])} counted"))
+        rows.append(("prompt", f"mean {count(prompt['asked'])} tokens asked, {count(prompt['got'])} counted"))
     if output["n"]:
-        asked, got = _count(output["asked"]), _count(output["got"])
+        asked, got = count(output["asked"]), count(output["got"])
         rows.append(("output", f"mean {asked} tokens asked, {got} got; counted by (requests): {sources}"))
     if good["value"] is not None:
         rate = f", {good['rate']:.4g}/s" if good.get("rate") is not None else ""
         rows.append(("goodput", f"{units.share(good['value'])} of {good['n']:,} offered{rate}"))
     else:
         rows.append(("goodput", f"- ({good['reason']})"))
-    pacing = summary["pacing"]
-    burst, held = pacing["max_sends_per_100ms"], pacing["blocked_at_gate"]
-    rows.append(("pacing", f"at most {burst} sends within 100 ms; held at the gate: {held:,}"))
+    rows.append(("pacing", "; ".join(_pacing(summary["pacing"]))))
     stall = summary["streaming"]["longest_stall"]
     if stall["value"] is not None:
         rows.append(("stall", f"longest {units.duration(stall['value'])} within request {stall['request']}"))
-    return _block("Throughput", _pairs(rows))
+    return block("Throughput", pairs(rows))
+
+
+def _pacing(pacing: Mapping[str, Any]) -> Iterator[str]:
+    burst, second, due = (pacing[f"max_{name}"] for name in ("sends_per_100ms", "sends_per_second", "due_per_second"))
+    yield f"at most {burst:,} sends within 100 ms, {second:,} within 1 s (due: {due:,})"
+    yield f"held at the gate: {pacing['blocked_at_gate']:,}"
+    if pacing["late_sends"]:
+        yield f"{pacing['late_sends']:,} left late, up to {units.duration(pacing['longest_lag'])}"
+    if pacing["postponed"]:
+        yield f"{pacing['postponed']:,} held by the bucket since this client had been late"
+    if pacing["holds"]:
+        yield f"closed {pacing['holds']:,} times by Retry-After, {units.duration(pacing['closed'])} in all"
+    elif pacing["asked_to_wait"]:
+        yield f"{pacing['asked_to_wait']:,} answers asked for a pause (Retry-After), which control.retry_after would grant"
 
 
 def cache(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -194,7 +215,7 @@ def cache(summary: Mapping[str, Any], width: int) -> RenderableType:
         rows.append(("kv usage", ", ".join([f"mean {units.share(usage['mean'])}", f"max {units.share(usage['max'])}", *above])))
     queue = [(name, engine[name]) for name in ("running", "waiting") if engine[name]["mean"] is not None]
     if queue:
-        rows.append(("queue", ", ".join(f"{name} mean {_count(row['mean'])} max {_count(row['max'])}" for name, row in queue)))
+        rows.append(("queue", ", ".join(f"{name} mean {count(row['mean'])} max {count(row['max'])}" for name, row in queue)))
     if engine["preemptions_total"]["value"] is not None:
         again = engine["recompute_tokens_total"]["value"]
         taxed = f", {again:,.0f} tokens computed again" if again else ""
@@ -207,7 +228,7 @@ def cache(summary: Mapping[str, Any], width: int) -> RenderableType:
         rows.append(("cached", f"{hit} of {prompts:,} prompt tokens, as the answers say"))
     elif rate["value"] is None:
         rows.append(("hit rate", f"- ({told['reason']})"))
-    return _block("KV cache", _pairs(rows))
+    return block("KV cache", pairs(rows))
 
 
 def budgets(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -217,7 +238,7 @@ def budgets(summary: Mapping[str, Any], width: int) -> RenderableType:
     styles = {"pass": "green", "fail": "bold red", "not evaluated": "bold yellow"}
     for row in summary["budgets"]:
         table.add_row(Text(row["status"].upper(), style=styles[row["status"]]), Text(plain(row["text"])))
-    return _block("Budgets", table)
+    return block("Budgets", table)
 
 
 def closing(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -234,43 +255,13 @@ def closing(summary: Mapping[str, Any], width: int) -> RenderableType:
         lines.append(Text(f"not measured: {virtual} checks of a real client and server; summary.json says which", style="dim"))
     parts: list[RenderableType] = []
     if lines:
-        parts.append(_block("Notes", Group(*lines)))
+        parts.append(block("Notes", Group(*lines)))
     if summary["next"]:
-        parts.append(_block("What to do next", Group(*(Text(f"> {plain(line)}") for line in summary["next"]))))
+        parts.append(block("What to do next", Group(*(Text(f"> {plain(line)}") for line in summary["next"]))))
     where = summary["run"]["directory"]
     charts = f"{where}/report.html" if Path(where, "report.html").exists() else f"kvbench report {where} --html writes them"
     parts.append(Text(f"\nfiles: {plain(where)}\ncharts: {plain(charts)}"))
     return Group(*parts)
-
-
-def _number(row: Mapping[str, Any], key: str = "value") -> str:
-    value = row.get(key)
-    return "-" if value is None else _count(value)
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _block(title: str, body: RenderableType) -> RenderableType:
-    return Group(Text(f"\n{title}", style="bold"), Padding(body, (0, 0, 0, 2))) if title else Group(Text(""), body)
-
-
-def _pairs(rows: list[tuple[str, str]]) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(no_wrap=True, min_width=10, style="dim")
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(name, Text(plain(value)))
-    return table
-
-
-def _table(first: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column(first, no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
 
 
 def checks(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:

@@ -9,12 +9,17 @@ import numpy as np
 from kvbench import __version__, units
 from kvbench.core import Record, Seconds
 from kvbench.evidence import Evidence
-from kvbench.report import accounting, budgets, cache, latency, notes, outcome, tokens
+from kvbench.report import accounting, budgets, cache, control, first_uses, latency, notes, outcome, tokens
+from kvbench.report.baseline import baseline
+from kvbench.report.changes import changes
 from kvbench.report.features import features
 from kvbench.report.files import RunFiles
 from kvbench.report.intervals import describe
 from kvbench.report.latency import Cohort
+from kvbench.report.levels import levels
 from kvbench.report.phases import Headline, Phase, headline, phases
+from kvbench.report.snapshots import snapshots
+from kvbench.report.watched import watched
 from kvbench.stop import Rule
 from kvbench.verdict import judge
 
@@ -24,7 +29,8 @@ BRIEF = ("ttft", "response_ttft", "e2e", "tpot")  # latencies shown per class an
 def summarise(files: RunFiles) -> dict[str, Any]:
     """Everything the report says. Raises AccountingError where requests contradict each other."""
     found = phases(files)
-    head = headline(found)
+    apart = first_uses.first_uses(files)
+    head = headline(found, apart)
     seed = int(files.manifest.get("seed") or 0)
     cohort, every = Cohort(head.records), Cohort(files.records)
     arrivals, rates = tokens.Arrivals(files.records), tokens.Rates(files.records)
@@ -41,17 +47,24 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "latency": latency.table(cohort, seed),
         "goodput": latency.goodput(cohort, _slos(files), head.seconds, seed),
         "streaming": latency.streaming(cohort),
-        "pacing": latency.pacing(files.records),
+        "pacing": latency.pacing(files.records) | _gate(files),
         "tokens": _tokens(files, head, arrivals, seed),
         "engine": cache.engine(files.samples, head.start, head.end),
         "told": cache.told(head.records),
+        "first_uses": first_uses.table(files, apart, seed),
         "features": features(head.records),
         "classes": _classes(cohort, files, seed),
         "phases": [_phase(phase, every, rates, arrivals) for phase in found],
-        "target": files.manifest.get("target") or {},
+        "baseline": baseline(files, found),
+        "levels": levels(files, found, rates),
+        "watch": watched(files),
+        "changes": changes(files, found),
+        "snapshots": snapshots(files),
+        "target": _target(files),
         "tokenizer": _tokenizer(files),
         "host": files.manifest.get("host") or {},
     }
+    summary["control"] = control.control(files, found, head, summary, None)
     summary["verdict"] = judge(_evidence(files, every, len(head.records), summary["latency"]["ttft"]["p50"]))
     summary["budgets"] = budgets.evaluate(files.scenario.get("budget") or {}, summary)
     summary["stop_rules"] = _rules(files)
@@ -176,6 +189,20 @@ def _phase(phase: Phase, every: Cohort, rates: tokens.Rates, arrivals: tokens.Ar
         "latency": _brief(part),
         "pacing": latency.pacing(part.records),
     }
+
+
+def _gate(files: RunFiles) -> dict[str, Any]:
+    """What the gate counted: requests that its bucket held back since this tool was late, and how long servers closed it."""
+    end = files.last("run_end")
+    return {name: end.data.get(name) if end is not None else None for name in ("postponed", "holds", "closed")}
+
+
+def _target(files: RunFiles) -> dict[str, Any]:
+    """The facts that the manifest has; of a cache that was emptied also what its counters said of the first requests."""
+    facts, check = dict(files.manifest.get("target") or {}), files.last("reset_check")
+    if facts.get("reset"):
+        facts["reset"] = facts["reset"] | {"check": check.data | {"t": check.t} if check is not None else None}
+    return facts
 
 
 def _tokenizer(files: RunFiles) -> dict[str, Any]:

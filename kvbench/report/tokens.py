@@ -122,6 +122,11 @@ class Rates:
         }
         self.times = {name: np.sort(np.array(stamp, dtype=np.float64)) / 1e9 for name, stamp in stamps.items()}
 
+    def count(self, name: str, start: Seconds, end: Seconds) -> int:
+        """How many of one kind fell in [start, end)."""
+        low, high = np.searchsorted(self.times[name], [start, end])
+        return int(high - low)
+
     def within(self, start: Seconds, end: Seconds, requested: float | None, seed: int) -> dict[str, Any]:
         """[start, end). requested: what the plan asked for, None where it states no rate."""
         found: dict[str, Any] = {"unit": "requests/s", "seconds": end - start}

@@ -1,4 +1,4 @@
-"""The files a finished run leaves beside its records: summary.json, report.html, junit.xml."""
+"""The files a finished run leaves beside its records: summary.json, report.html, junit.xml; baseline.json where it took one."""
 
 import json
 import os
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvbench.report import Page, accounting, html, junit
+import msgspec
+
+from kvbench.report import Page, accounting, baseline, html, junit, kept
 from kvbench.report.files import RunFiles, load
 from kvbench.report.summary import summarise
 
@@ -21,6 +23,8 @@ def finish(directory: Path) -> dict[str, Any]:
     accounting.check(summary["accounting"])
     for name, page in PAGES.items():
         write_page(directory / name, page(summary, files))
+    if summary["baseline"]["n"] and summary["baseline"]["complete"]:  # one that was cut short is nothing to compare with
+        write_page(directory / kept.NAME, msgspec.json.encode(baseline.kept(summary, files)).decode() + "\n")
     return summary
 
 

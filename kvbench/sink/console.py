@@ -11,74 +11,15 @@ from rich.text import Text
 
 from kvbench import units
 from kvbench.core import Event, Record, Sample, Seconds, Window
+from kvbench.sink.latest import Latest, newsworthy
 
 Wall = Callable[[], Seconds]
 FRAME: Seconds = 1 / 8  # of wall time between two drawings of the live view
 LINE: Seconds = 10.0  # of wall time between two plain lines
-HISTORY = 12  # windows in a sparkline
 BLOCKS = {True: " ▁▂▃▄▅▆▇█", False: " .:-=+*%#"}  # by whether the terminal takes UTF-8
 BAR = {True: "█░", False: "#-"}
-RATES = ("offered", "ok", "tokens_out", "failed", "timeout")
 QUEUE = ("running", "waiting")
 GONE = (OSError, SystemExit)  # rich turns a broken pipe into SystemExit, which would end the run
-NEWS = ("stop", "anomaly", "law", "signal", "warning")  # event kinds worth a line
-
-
-class Latest:
-    """What is known now, from the items seen so far. Values are the last window's, by METRICS.md's names."""
-
-    def __init__(self, total_phases: int) -> None:
-        self.total_phases = total_phases
-        self.phase, self.number = "", 0
-        self.began: Seconds = 0.0
-        self.now: Seconds = 0.0
-        self.seconds: Seconds | None = None  # the phase's length where its bounds say it
-        self.requests: float | None = None
-        self.values: dict[str, float | None] = {}
-        self.rates: dict[str, float] = {}
-        self.gauges: dict[str, float] = {}
-        self.past: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in ("offered", "ok", "ttft_p99", "kv_usage")}
-        self.news = ""
-
-    def take(self, item: Event | Sample | Window | Record) -> None:
-        if isinstance(item, Window):
-            self._window(item)
-        elif isinstance(item, Sample):
-            if item.value is not None:
-                self.gauges[item.name] = item.value
-        elif isinstance(item, Event):
-            self._event(item)
-
-    def _window(self, window: Window) -> None:
-        self.now = max(self.now, window.end)
-        self.values = window.values
-        length = window.end - window.start
-        if length > 0:
-            self.rates = {name: window.counts.get(name, 0) / length for name in RATES}
-        for name, past in self.past.items():
-            value = self.rates.get(name) if name in self.rates else self.kv if name == "kv_usage" else self.values.get(name)
-            if value is not None and math.isfinite(value):
-                past.append(value)
-
-    def _event(self, event: Event) -> None:
-        self.now = max(self.now, event.t)
-        if event.kind == "phase_start":
-            bounds = event.data.get("bounds") or {}
-            self.phase, self.number, self.began = str(event.data.get("phase") or ""), self.number + 1, event.t
-            self.seconds, self.requests = (float(bounds[key]) if key in bounds else None for key in ("seconds", "requests"))
-        elif event.kind in NEWS:
-            told = event.data.get("reason") or event.data.get("text") or event.data.get("signal") or ""
-            self.news = f"{event.kind}: {told}" if told else event.kind
-
-    @property
-    def kv(self) -> float | None:
-        """The pool's use: the newest reading, else the window's mean."""
-        found = self.gauges.get("kv_usage")
-        return found if found is not None else self.values.get("kv_usage_mean")
-
-    @property
-    def elapsed(self) -> Seconds:
-        return max(0.0, self.now - self.began)
 
 
 class Live:
@@ -130,6 +71,8 @@ class Live:
             queue = [f"{name} {latest.gauges[name]:.0f}" for name in QUEUE if name in latest.gauges]
             row = _row("kv cache").append(bar(latest.kv, width, self.utf8), style=style)
             lines.append(row.append(f" {units.share(latest.kv)}  {self._spark('kv_usage')}  {'  '.join(queue)}"))
+        if latest.controlled:
+            lines.append(_row("control", *_held(latest, totals), self._spark("law_rate")))
         if latest.news:
             lines.append(_row("news", latest.news))
         for line in lines:
@@ -158,8 +101,7 @@ class Plain:
     def write(self, item: Event | Sample | Window | Record) -> None:
         try:
             self.latest.take(item)
-            news = isinstance(item, Event) and item.kind in NEWS
-            if news:
+            if isinstance(item, Event) and newsworthy(item):
                 self._print(f"[{units.duration(self.latest.now)}] {self.latest.news}")
         except (TypeError, ValueError, ArithmeticError):
             pass  # an item with odd numbers in it must not end the run it describes
@@ -177,6 +119,8 @@ class Plain:
             parts.append("ttft " + " ".join(_quantiles(latest, "ttft")))
         if latest.kv is not None:
             parts.append(f"kv {units.share(latest.kv)}")
+        if latest.controlled:
+            parts += _held(latest, totals)
         self._print(" | ".join(part for part in parts if part))
 
     async def aclose(self) -> None:
@@ -238,6 +182,13 @@ def _counts(totals: Mapping[str, int], latest: Latest) -> Text:
     line = _row("requests", "  ".join(f"{name} {count:,}" for name, count in totals.items()))
     bad = latest.rates.get("failed", 0) + latest.rates.get("timeout", 0)
     return line.append(f"  failing {bad:.3g}/s", style="bold red") if bad else line
+
+
+def _held(latest: Latest, totals: Mapping[str, int]) -> list[str]:
+    """How much is offered, how much of it the law lets in, and how many wait for that."""
+    level, rate = latest.gauges.get("level"), latest.gauges.get("law_rate")
+    known = [f"level {level:.3g}"] if level is not None else []
+    return [*known, f"law {rate:.3g}/s" if rate is not None else "law no limit", f"held {totals.get('held', 0):,}"]
 
 
 def _quantiles(latest: Latest, metric: str) -> list[str]:

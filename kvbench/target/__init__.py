@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from kvbench.core import Record, Request, Seconds
+from kvbench.core import Event, Record, Request, Seconds
 
 
 class TargetUnreachable(Exception):  # noqa: N818 - it names a state of the world, which the exit code repeats
@@ -26,6 +26,9 @@ class Target(Protocol):
 
     def gauges(self, now: Seconds) -> dict[str, float]:
         """Called at each control period: kv_usage, running, waiting, ... where the target knows them."""
+
+    def events(self) -> list[Event]:
+        """Called with the gauges: what happened there since the last call, at its own time on the run's clock."""
 
     async def aclose(self) -> None:
         """Called once, after the run: closes every connection."""

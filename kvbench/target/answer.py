@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvbench.core import Nanos, OutcomeName, Record
-from kvbench.target.openai import Chunk, Usage, Whole, bears_token, body_text, complaint_text, is_old_error
+from kvbench.target.openai import Chunk, Usage, Whole, bears_token, body_text, complaint_text, is_old_error, reused
 from kvbench.target.sse import DONE, SseParser
 
 REJECTED = (429, 503)
@@ -151,7 +151,7 @@ class Answer:
         if chunk.error is not None:
             self._complaint(chunk.error)
         elif chunk.usage is not None:
-            self._usage_whole = True
+            self._usage_whole, self.record.cached = True, reused(chunk.timings)
         elif is_old_error(payload):
             self._error_event(payload)
         elif chunk.choices is None:
@@ -235,7 +235,7 @@ class Answer:
             chunk = self._repair(self._held, Whole)
             if chunk is None:
                 return
-        self._usage, self._usage_whole = chunk.usage, True
+        self._usage, self._usage_whole, record.cached = chunk.usage, True, reused(chunk.timings)
         if chunk.error is not None:
             self._complaint(chunk.error)
         elif not chunk.choices and is_old_error(self._held):
@@ -278,7 +278,7 @@ class Answer:
         record, usage = self.record, self._usage
         if usage is not None:
             record.n_in = usage.prompt_tokens
-            if usage.prompt_tokens_details is not None:
+            if usage.prompt_tokens_details is not None and usage.prompt_tokens_details.cached_tokens is not None:
                 record.cached = usage.prompt_tokens_details.cached_tokens
             if usage.completion_tokens_details is not None:
                 record.reasoning = usage.completion_tokens_details.reasoning_tokens

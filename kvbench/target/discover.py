@@ -17,7 +17,7 @@ async def discover(bases: Sequence[str], model: str, headers: Mapping[str, str],
 
     Any HTTP answer counts as reachable. Raises TargetUnreachable for the first server that gives none.
     """
-    async with _session(headers, tls) as session:
+    async with opened(headers, tls) as session:
         servers = [await _server(session, base) for base in bases]
     lengths = [server["max_context"].get(model) for server in servers]
     known = [length for length in lengths if length is not None]
@@ -36,7 +36,7 @@ async def tokenize(
 ) -> list[int] | None:
     """The token ids of `prompt` ({"prompt": text} or {"messages": [...]}) by the server's /tokenize (vLLM's form), with the
     special tokens and the chat template it adds; None without one."""
-    async with _session(headers, tls) as session:
+    async with opened(headers, tls) as session:
         try:
             async with session.post(f"{base}/tokenize", json={"model": model, **prompt}) as answer:
                 said = await answer.json(content_type=None) if answer.status == 200 else None
@@ -46,7 +46,7 @@ async def tokenize(
     return tokens if isinstance(tokens, list) and all(isinstance(token, int) for token in tokens) else None
 
 
-def _session(headers: Mapping[str, str], tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
+def opened(headers: Mapping[str, str], tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(ssl=tls if tls is not None else True)
     return aiohttp.ClientSession(headers=headers, timeout=PATIENCE, connector=connector)
 

@@ -6,21 +6,25 @@ Connections are kept alive and reused, last used first; there is no limit on the
 import asyncio
 import email.utils
 import itertools
+import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC
 from typing import Any, Literal
 
 from kvbench.clock import Clock, wall_time
-from kvbench.core import Nanos, Record, Request, Seconds
+from kvbench.core import Event, Nanos, Record, Request, Seconds
 from kvbench.target import TargetUnreachable
 from kvbench.target.answer import Answer, blot
 from kvbench.target.connection import NEVER, Connection, Timeouts, limit_ns
-from kvbench.target.discover import discover, tokenize
+from kvbench.target.discover import discover, opened, tokenize
 from kvbench.target.openai import PATHS, body
 from kvbench.target.origin import ConnectError, Origin
+from kvbench.target.reset import Proof, reset
 
 STALE_WITHIN: Nanos = 1_000_000_000  # a kept-alive connection that closes later than this after a send was in use, not stale
 LONGEST: Seconds = 86_400.0  # of a Retry-After that is believed
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 SECRET = 8  # a header value at least this long may be one, and is blotted out where a server repeats it
 HEADERS = {"User-Agent": "kvbench", "Content-Type": "application/json", "Accept-Encoding": "identity"}
 
@@ -78,6 +82,7 @@ class HttpTarget:
         self._limits = self.timeouts if stream else self.timeouts.model_copy(update={"first": float("inf")})
         self._total = limit_ns(self.timeouts.total)
         self._extra = dict(extra_body or {})
+        self._proof: Proof | None = None  # of a cold cache, where one was asked for
 
     async def open(self) -> dict[str, Any]:
         """Facts of the servers behind the urls. Raises TargetUnreachable where one of them does not answer."""
@@ -99,6 +104,23 @@ class HttpTarget:
                 return tokens
         return None
 
+    async def reset(self, asked: str, servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Empty the servers' prefix caches (`asked`: how, see reset.RESETS, or auto), and watch over the first requests that they
+        were empty. Facts for the manifest. Raises TargetUnreachable where a server refuses or does not answer."""
+        try:
+            async with opened(self._headers, self._tls) as session:
+                rows = [await reset(session, server, asked) for server in servers]
+        except TargetUnreachable as error:
+            raise TargetUnreachable(blot(str(error), self._secrets)) from None
+        self._proof = Proof(self.clock, rows, lambda: opened(self._headers, self._tls))
+        unsure = [row for row in rows if not row["believed"]]
+        lines = [f"{row['url']}: {row['endpoint']} {row['why']}; the first requests decide" for row in unsure]
+        return dict(_blotted({"asked": asked, "servers": rows, "warnings": lines}, self._secrets))
+
+    def events(self) -> list[Event]:
+        """What happened at the target since the last call: the proof of a reset."""
+        return self._proof.events() if self._proof is not None else []
+
     def encode(self, request: Request) -> bytes:
         return body(request, self.model, self.render(request), self._options, self._extra)
 
@@ -106,6 +128,8 @@ class HttpTarget:
         return {}
 
     async def aclose(self) -> None:
+        if self._proof is not None:
+            await self._proof.aclose()
         for origin in self._origins:
             for connection in list(origin.alive):
                 connection.abandon("cancelled", "closed", "the run is over")
@@ -124,7 +148,7 @@ class HttpTarget:
         try:
             await self._attempt(origin, payload, answer, entered, until)
             while record.outcome != "ok" and record.attempts <= self.retries and _may_retry(record):
-                wait = _retry_after(answer.retry_after)
+                wait = record.retry_after if answer.retry_after else None
                 if wait is None:
                     wait = self.backoff * 2 ** (record.attempts - 1)
                 again = self.clock.ns() + round(wait * 1e9)
@@ -174,6 +198,10 @@ class HttpTarget:
             connection.abandon("cancelled", "", "")
             raise
         self.counts["unterminated"] += answer.unterminated
+        if answer.retry_after:
+            answer.record.retry_after = _retry_after(answer.retry_after)
+        if self._proof is not None and answer.record.outcome == "ok":
+            self._proof.count()
 
 
 def _blotted(facts: Any, secrets: Sequence[str]) -> Any:
@@ -207,7 +235,13 @@ def _retry_after(value: bytes) -> Seconds | None:
     """A Retry-After header, in seconds from now: a number or an HTTP date. None where there is none or it makes no sense."""
     text = value.decode("latin-1").strip()
     try:
-        seconds = float(text) if text.isdecimal() else email.utils.parsedate_to_datetime(text).timestamp() - wall_time()
+        seconds = float(text) if _SECONDS.fullmatch(text) else _moment(text) - wall_time()
     except (ValueError, OverflowError):
         return None
     return max(0.0, seconds) if seconds <= LONGEST else None
+
+
+def _moment(text: str) -> float:
+    """An HTTP date as seconds since 1970. Such dates are of GMT, also where they do not say so."""
+    date = email.utils.parsedate_to_datetime(text)
+    return (date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvbench.clock import Clock
-from kvbench.core import Record, Request, Seconds
+from kvbench.core import Event, Record, Request, Seconds
 
 
 class NullTarget:
@@ -31,6 +31,9 @@ class NullTarget:
 
     def gauges(self, now: Seconds) -> dict[str, float]:
         return {}
+
+    def events(self) -> list[Event]:
+        return []
 
     async def aclose(self) -> None:
         return None

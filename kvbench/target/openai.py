@@ -67,17 +67,25 @@ class Chunk(msgspec.Struct, gc=False):
     choices: list[Choice] | None = None
     usage: Usage | None = None
     error: Any = None
+    timings: Any = None
 
 
 class Whole(msgspec.Struct):
     choices: list[WholeChoice] | None = None
     usage: Usage | None = None
     error: Any = None
+    timings: Any = None
 
 
 def bears_token(delta: Delta) -> bool:
     """Whether an event without answer text bears a token all the same: reasoning, a tool or function call, a refusal."""
     return bool(delta.reasoning_content or delta.reasoning or delta.tool_calls or delta.function_call or delta.refusal)
+
+
+def reused(timings: Any) -> int | None:
+    """Prompt tokens that llama.cpp took from its cache, by the `timings` at an answer's end; None where it does not say."""
+    count = timings.get("cache_n") if isinstance(timings, dict) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
 
 
 def is_old_error(payload: bytes) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.clock import Clock
-from kvbench.core import Message, Nanos, Record, Request, Seconds, Segment
+from kvbench.core import Event, Message, Nanos, Record, Request, Seconds, Segment
 from kvbench.engine import Done, Job, Span
 from kvbench.engine.engine import Engine
 
@@ -18,6 +18,7 @@ REFUSALS = {
     "empty": "prompt and answer have at least one token each",
     "context_too_long": "prompt and answer are longer than the model's context",
     "kv_too_small": "prompt and answer need more KV blocks than the pool has",
+    "refused": "refused by a fault of the scenario (target.faults)",
 }
 
 
@@ -49,6 +50,8 @@ class Sim:
             "block_tokens": engine.profile.block,
             "kv_tokens": (engine.blocks - 1) * engine.profile.block,
             "kv_bytes_per_token": engine.model.kv_token_bytes(engine.hardware.count) * engine.hardware.count,
+            "gpu_memory_utilization": engine.profile.preallocates,
+            "faults": [fault.told() for fault in engine.faults],
         }
 
     def encode(self, request: Request) -> bytes:
@@ -60,6 +63,10 @@ class Sim:
         record.connect_ns = 0
         job = Job(request.id, _content(request), request.max_tokens, _choices(request.sampling))
         refused = self.engine.submit(job, now / 1e9)
+        if refused == "refused":  # as a server's 503
+            record.status = 503
+            record.outcome, record.cause, record.error, record.end_ns = "rejected", "http_503", REFUSALS[refused], now
+            return
         if refused:
             record.outcome, record.cause, record.error, record.end_ns = "failed", refused, REFUSALS[refused], now
             return
@@ -133,11 +140,17 @@ class Sim:
         self._pump()
         return {name if name in LEVELS else f"{name}_total": value for name, value in self.engine.gauges().items()}
 
+    def events(self) -> list[Event]:
+        """The faults that began or ended since the last call, at their own times: {kind, edge, ...} of each."""
+        self._pump()
+        passed, self.engine.passed = self.engine.passed, []
+        return [Event(t=edge.at / 1e9, kind="fault", data=edge.told()) for edge in passed]
+
     async def aclose(self) -> None:
         self._timer.close()
 
 
-LEVELS = ("kv_usage", "cached_share", "running", "waiting")
+LEVELS = ("kv_usage", "cached_share", "running", "waiting", "gpu_memory")
 
 
 def _stamp(record: Record, times: list[Nanos]) -> None:

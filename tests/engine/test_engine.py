@@ -305,3 +305,16 @@ def test_invariants_under_random_operations(operations: list[tuple[str, int]]) -
     assert all(times == sorted(set(times)) for times in log.times.values())
     gauges = built.gauges()
     assert 0 <= gauges["hit_tokens"] <= gauges["query_tokens"]
+
+
+def test_gpu_memory_is_flat_at_the_share_that_the_engine_takes() -> None:
+    model, card = load_model("llama-3.1-8b"), load_hardware("rtx-4090")
+    whole = Engine(model, card, load_engine("vllm")).gauges()["gpu_memory"]
+    block = 16 * 131072 / card.memory  # 128 KiB a token
+    assert 0.92 - block < whole <= 0.92
+    half = Engine(model, card, load_engine("vllm", blocks=1000)).gauges()["gpu_memory"]
+    blocks = Engine(model, card, load_engine("vllm")).blocks
+    assert whole - half == pytest.approx((blocks - 1000) * block)
+    assert "gpu_memory" not in Engine(model, card, load_engine("vllm", blocks=100_000)).gauges()  # more than there is
+    small = load_engine("vllm-cpu")
+    assert "gpu_memory" not in Engine(load_model("smollm2-135m"), load_hardware("two-core-cpu"), small).gauges()

@@ -12,7 +12,7 @@ from kvbench.report.summary import summarise
 from tests.report.build import lost, own, record, write
 
 FINE: dict[str, Any] = {
-    "stop": {"kind": "bound", "reason": "duration", "signal": None, "phase": None, "phase_kind": None},
+    "stop": {"kind": "bound", "reason": "duration", "signal": None, "phase": None, "phase_kind": None, "purpose": None},
     "accounting": {"total": {"ok": 5, "offered": 6, "admitted": 6, "unrecorded": 0}},
     "self_check": {"ok": True, "negative_durations": {}},
     "verdict": {"verdict": "VALID", "reasons": []},
@@ -39,7 +39,9 @@ def test_the_first_that_applies_wins(first: int, code: int) -> None:
 def test_all_well_is_zero_and_a_rule_that_ends_stress_is_no_failure() -> None:
     assert exit_code(FINE) == (0, "the run is whole")
     stress = FINE["stop"] | {"kind": "rule", "phase": "stress", "phase_kind": "stress", "reason": "kv_usage 95 %"}
-    assert exit_code(FINE | {"stop": stress})[0] == 0
+    stress["purpose"] = "stress ended at level 2.2 by kv_usage 95 %"
+    told = "stress ended at level 2.2 by kv_usage 95 %, which is its purpose; the run is whole"
+    assert exit_code(FINE | {"stop": stress}) == (0, told)
     assert exit_code(FINE | {"stop": FINE["stop"] | {"kind": "signal", "signal": "SIGTERM"}})[0] == 143
     assert exit_code(FINE | {"stop": FINE["stop"] | {"kind": "error"}})[0] == 1
 

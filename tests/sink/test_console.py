@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from kvbench.core import Event, Sample, Window
-from kvbench.sink.console import VIEWS, Latest, Live, Plain, Quiet, bar, spark
+from kvbench.sink.console import VIEWS, Live, Plain, Quiet, bar, spark
+from kvbench.sink.latest import Latest
 
 TOTALS = {"offered": 1234, "admitted": 1230, "done": 1200, "inflight": 30}
 
@@ -177,3 +178,43 @@ def test_bars_and_sparklines() -> None:
     latest = Latest(1)
     latest.past["ok"].extend([0.0, 1.0, 2.0])
     assert spark(latest.past["ok"]) == " ▄█"
+
+
+def test_the_level_and_what_the_law_lets_in_are_shown() -> None:
+    view = fed()
+    assert "control" not in picture(view)
+    view.write(Sample(t=60.0, name="level", value=1.4, source="kvbench"))
+    view.write(Sample(t=60.0, name="law_rate", value=3.456, source="law"))
+    out = io.StringIO()
+    Console(file=out, width=80, color_system=None).print(view.picture(TOTALS | {"held": 12}))
+    line = next(line for line in out.getvalue().splitlines() if "control" in line)
+    for part in ("level 1.4", "law 3.46/s", "held 12"):
+        assert part in line
+    view.write(Sample(t=61.0, name="law_rate", value=None, source="law"))  # the law let go
+    assert "law no limit" in picture(view)
+
+
+def test_plain_lines_tell_them_too() -> None:
+    screen, out = console()
+    view = Plain(screen, 2, Wall())
+    view.write(Sample(t=60.0, name="law_rate", value=3.0, source="law"))
+    view.refresh(TOTALS | {"held": 5})
+    assert out.getvalue().rstrip().endswith("law 3/s | held 5")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "told"),
+    [
+        ("level", {"level": 0.8, "why": "ttft_p50 is 2 s"}, "[9 s] level: 0.8, ttft_p50 is 2 s\n"),
+        ("watch", {"action": "rollback", "metric": "ttft_p50"}, "[9 s] watch: rollback ttft_p50\n"),
+        ("watch", {"action": "healthy"}, ""),
+        ("gate_hold", {"until": 12.5}, "[9 s] gate_hold: Retry-After closed the gate until 12.5 s\n"),
+        ("gate_hold", {}, "[9 s] gate_hold\n"), ("level", {}, "[9 s] level\n"), ("watch", {}, "[9 s] watch\n"),
+        ("fault", {"kind": "slow", "edge": "begin"}, "[9 s] fault: slow begins\n"),
+        ("level", {"level": "high"}, "[9 s] level\n"), ("snapshot", {"window": {}}, ""),
+    ],
+)  # fmt: skip
+def test_decisions_are_news_and_healthy_windows_are_not(kind: str, data: dict[str, Any], told: str) -> None:
+    screen, out = console()
+    Plain(screen, 1, Wall()).write(Event(t=9.0, kind=kind, data=data))
+    assert out.getvalue() == told

@@ -211,8 +211,11 @@ def test_a_secret_that_the_server_repeats_is_blotted_out() -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [(b"3", 3), (b" 0 ", 0), (b"", None), (b"soon", None), (b"\xb2", None), (b"Thu, 01 Jan 1970 00:00:00 GMT", 0)],
-)
+    [
+        (b"3", 3), (b" 0 ", 0), (b"0.25", 0.25), (b"", None), (b"soon", None), (b"\xb2", None), (b"-3", None), (b"1e3", None),
+        (b"nan", None), (b"Thu, 01 Jan 1970 00:00:00 GMT", 0), (b"Thu, 01 Jan 1970 00:00:00 -0000", 0),
+    ],
+)  # fmt: skip
 def test_retry_after(value: bytes, seconds: float | None) -> None:
     assert _retry_after(value) == seconds
 

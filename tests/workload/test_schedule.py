@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -124,6 +124,7 @@ CHANGES = st.lists(st.tuples(st.floats(0, 20), st.sampled_from([0.0, 0.3, 1.0, 4
 
 
 @given(changes=CHANGES, name=st.sampled_from(sorted(ARRIVALS)), lag=st.floats(0, 5))
+@example(changes=[(10.0, 0.0)], name="burst", lag=0.0)  # a burst at the very instant of a change
 def test_any_history_of_levels_gives_the_exposure_it_let_through(
     changes: list[tuple[float, float]], name: str, lag: float
 ) -> None:
@@ -136,9 +137,10 @@ def test_any_history_of_levels_gives_the_exposure_it_let_through(
         taken += until(schedule, now - lag)
         schedule.relevel(level, now)
     taken += until(schedule, 25.0)
-    knots = [(0.0, 1.0), *sorted(changes), (1e9, 0.0)]
+    knots = [(0.0, 1.0), *((math.nextafter(at, math.inf), level) for at, level in sorted(changes)), (1e9, 0.0)]
 
     def progress(t: float) -> float:
+        """What was due when a level changed stays due: an impulse at that very instant belongs to the level before."""
         pieces = itertools.pairwise(knots)
         return sum(level * (shape.exposure(min(t, b)) - shape.exposure(a)) for (a, level), (b, _) in pieces if t > a)
 
