@@ -16,7 +16,7 @@ import numpy as np
 from kvbench.agenda import STREAMS, build_phases, seeds
 from kvbench.clock import Clock
 from kvbench.core import Request, Seconds
-from kvbench.doubts import overlong
+from kvbench.doubts import blind, overlong
 from kvbench.endpoint import Http, Sim
 from kvbench.engine.engine import Engine
 from kvbench.phases import Phase
@@ -113,7 +113,7 @@ async def _open_server(scenario: Scenario, spec: Http, clock: Clock) -> Opened:
             target.model = _only_model(facts)
             facts = await target.open()
         _judgeable(scenario, facts)
-        facts["warnings"] += overlong(scenario, facts["max_context"])
+        facts["warnings"] += [*overlong(scenario, facts["max_context"]), *blind(scenario)]
         tokenizer = await _tokenizer(scenario, spec, target)
         if spec.reset is not None:
             facts["reset"] = await target.reset(spec.reset, facts["servers"])

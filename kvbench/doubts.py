@@ -6,7 +6,10 @@ from typing import Any
 
 from kvbench import units
 from kvbench.control.bucket import Bucket
-from kvbench.endpoint import Http
+from kvbench.control.feedback import QueueFeedback
+from kvbench.control.learned import Learned
+from kvbench.control.pid import Pid
+from kvbench.endpoint import Http, Sim
 from kvbench.expected import Expected, capacity, expected, read_traces, tokens
 from kvbench.scenario import Scenario
 from kvbench.timetable import Dynamic, OnDemand, Prefill
@@ -30,6 +33,24 @@ def overlong(scenario: Scenario, limit: int | None) -> list[str]:
     return [TOO_LONG.format(each.longest, limit)] if each and each.longest > limit else []
 
 
+def blind(scenario: Scenario) -> list[str]:
+    """That the law waits for a signal which the target never gives: only the embedded engine has gauges in this version."""
+    control, target = scenario.control, scenario.target
+    if isinstance(target, Sim):
+        return []
+    still = "so the law holds still for the whole run"
+    instead = "Use `law: pid` with `signal: ttft`, or `law: bucket`"
+    if isinstance(control, Pid) and control.signal != "ttft":
+        return [f"pid holds {control.signal}, and this target's gauges are not read in this version, {still}. {instead}"]
+    if isinstance(control, QueueFeedback):
+        return [f"queue_feedback holds waiting, and this target's gauges are not read in this version, {still}. {instead}"]
+    if isinstance(control, Learned):
+        return [f"learned needs kv_usage and waiting, and this target's gauges are not read in this version, {still}. {instead}"]
+    if isinstance(control, Pid) and isinstance(target, Http) and not target.stream:
+        return [f"pid holds ttft, and there is no first token with `stream: false`, {still}. Use `stream: true`, or `law: bucket`"]
+    return []
+
+
 def doubts(scenario: Scenario, plan: dict[str, Any], phases: Sequence[Expected], requests: float | None) -> Iterator[str]:
     """`plan`: what the forecast has found so far. `requests`: of steady, every turn counted; None where they are not known."""
     steady = [phase for phase in phases if phase.kind == "steady"]
@@ -46,6 +67,7 @@ def doubts(scenario: Scenario, plan: dict[str, Any], phases: Sequence[Expected],
     if not scenario.workload.nonce:
         yield "nonce is off: the cache may still hold this scenario's prompts from an earlier run"
     yield from _warmups(scenario, phases)
+    yield from blind(scenario)
     yield from _limits(scenario, steady)
     yield from _rules(scenario, phases)
     yield from _ladder(scenario, phases)

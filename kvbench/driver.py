@@ -19,9 +19,7 @@ from kvbench.target import Target
 BATCH = 256  # ended records filed at once: one fold a second would stall the loop for 100 ms at 15,000 requests/s,
 HELD: Nanos = 50_000_000  # and on a real clock after this long, so that no part of the work on a batch takes 1 ms at 1,000/s
 STEP: Seconds = 1e-9  # the clock's own step: what is due within it is due
-BREATH: Seconds = (
-    1e-3  # from a user's question that got no answer to the next: refusals that cost no time would never let time pass
-)
+BREATH: Seconds = 1e-3  # from a user's question without an answer to the next: refusals that cost no time would stop the clock
 SLICE: Seconds = 2e-3  # what fell due meanwhile is offered for at most this long at a time, so that sends go out in between
 
 
@@ -145,8 +143,8 @@ class Driver:
                 request = source.take(self.target.encode, source.schedule.pop())
             else:
                 request = self._crowd.pop() or self._asked(source, due)
-            if request is not None:
-                self._offer(request, due)
+            if request is not None and (passed := self._offer(request, due)) is not None:
+                self._launch(*passed)
         if self._left <= 0:
             self._crowd.clear()
         self._arm(source)
@@ -180,11 +178,13 @@ class Driver:
 
     # ---- one request
 
-    def _offer(self, request: Request, due: Seconds) -> None:
+    def _offer(self, request: Request, due: Seconds) -> tuple[Request, Record] | None:
+        """To the gate. What passes at once is returned, to be sent."""
         record = self._record(request, due)
-        if self.gate.enter((request, record), due):
-            self._admit(record, due)
-            self._launch(request, record)
+        if not self.gate.enter((request, record), due):
+            return None
+        self._admit(record, due)
+        return request, record
 
     def _asked(self, source: Source, due: Seconds) -> Request | None:
         """A user's next question."""
@@ -201,12 +201,15 @@ class Driver:
         request.due, request.phase, request.measured = due, self._phase, self._measured
         return Record(
             id=request.id, cls=request.cls, phase=self._phase, measured=self._measured, session=request.session,
-            turn=request.turn, group=request.group, due_ns=round(due * 1e9), asked_in=request.tokens,
+            turn=request.turn, group=request.group, due_ns=self._stamp(due), asked_in=request.tokens,
             asked_out=request.max_tokens, sampling=request.sampling, token_ns=[],
         )  # fmt: skip
 
+    def _stamp(self, at: Seconds) -> Nanos:
+        return min(round(at * 1e9), self.clock.ns())  # what is due within STEP goes now, and nothing goes before it is due
+
     def _admit(self, record: Record, at: Seconds) -> None:
-        record.release_ns = round(at * 1e9)
+        record.release_ns = self._stamp(at)
         self.admitted += 1
         self.live[record.id] = record
 
@@ -271,13 +274,7 @@ class Driver:
             self._wake()
             return None
         request = request or self._asked(source, due)
-        if request is None:
-            return None
-        record = self._record(request, due)
-        if not self.gate.enter((request, record), due):
-            return None
-        self._admit(record, due)
-        return request, record
+        return self._offer(request, due) if request is not None else None
 
     def _drop(self, due: Seconds, now: Seconds) -> None:
         """The tool was too slow for it: offered by the schedule, never built."""

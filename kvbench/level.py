@@ -14,6 +14,7 @@ from kvbench.core import Seconds
 
 CLOSE = 1e-9  # levels nearer than this are one: rungs are sums of steps
 SHORT = 1e-6  # seconds: a rung that is due this soon is due now
+BLANK = 30  # windows in a row that say nothing: after a fall on a ladder no more is waited for than so many
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Level:
         self._climbing = False  # risen since the last fall: that rise was a try
         self._tried = 0
         self._row = 0  # falls since the last healthy window
+        self._blank = 0  # windows that said nothing since the last that did
 
     def begin(self, now: Seconds, ladder: Ladder | None) -> None:
         """A steady or stress phase starts at the present level. A ladder starts a search of its own; steady goes on as it was."""
@@ -112,14 +114,20 @@ class Level:
 
     def healthy(self, now: Seconds) -> None:
         """The watch saw a healthy window that ends now and lies wholly at one level."""
-        level, self._row = self.at(now), 0
+        level, self._row, self._blank = self.at(now), 0, 0
         self._well = level == self.value
         if level not in self._good:
             self._good.append(level)
 
     def doubt(self) -> None:
         """The watch saw a window out of line: after a fall nothing rises before the next healthy one."""
-        self._well = False
+        self._well, self._blank = False, 0
+
+    def blank(self) -> None:
+        """The watch saw a window that says nothing. A ladder that fell waits for a healthy one, but has to end some time."""
+        self._blank += 1
+        if self._ladder is not None and self._fallen and not (self.spent or self._well) and self._blank >= BLANK:
+            self._give_up(f"{self._blank} windows in a row could not be judged after its fall")
 
     def fall(self, now: Seconds, why: str) -> Move | None:
         """To the highest lower level known healthy, else one step down, and hold. None while held, or with the tries used up."""
@@ -151,5 +159,5 @@ class Level:
 
     def _move(self, now: Seconds, level: float, why: str, data: dict[str, Any]) -> Move:
         self._before, self.value = self.value, round(level, 9)
-        self.moved, self._well = now, False
+        self.moved, self._well, self._blank = now, False, 0
         return Move(self.value, why, {"from": self._before} | data)

@@ -95,7 +95,9 @@ class Pilot:
         if law is None or at - self._asked < self.controls.every - 1e-9:
             return
         self._asked = at
-        self.limits = law.update(window(self.slots, max(self._since, at - self.controls.over), at, live, at))
+        seen = window(self.slots, max(self._since, at - self.controls.over), at, live, at)
+        newest = {f"{name}_last": gauge.last for name, gauge in self.slots.gauges.items()}  # read at `at`: of the next window
+        self.limits = law.update(msgspec.structs.replace(seen, values=seen.values | newest))
         self.driver.relimit(self.limits)
         rate = self.limits.rate if math.isfinite(self.limits.rate) else None
         for name, value in {"rate": rate, **law.state()}.items():

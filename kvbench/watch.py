@@ -80,12 +80,12 @@ class Decision(NamedTuple):
 
 
 class Watch:
-    """One run's watch. `judged` and `skipped`: windows per metric, the latter with why the last one was."""
+    """One run's watch. `judged`: windows per metric; `skipped`: those that were not, per metric and reason."""
 
     def __init__(self, spec: WatchSpec) -> None:
         self.spec: Final = spec
         self.judged: dict[str, int] = dict.fromkeys(spec.metrics, 0)
-        self.skipped: dict[str, tuple[int, str]] = {}
+        self.skipped: dict[str, dict[str, int]] = {}
         self._eyes = [_Eye(names.parse(name), spec) for name in spec.metrics]
         self._load = Load()
         self._first: Seconds | None = None
@@ -120,22 +120,30 @@ class Watch:
         for eye in self._eyes:
             eye.learn(not ill)
         due = [one for eye, one in judged.items() if eye.confirmed and one.out]
-        if due:
-            said += self._act(max(due, key=lambda one: one.expected.z), where, level, now)
+        worst = max(due, key=lambda one: one.expected.z, default=None)
+        if worst is not None:
+            said += self._act(worst, where, level, now)
         if any(one.out for one in judged.values()):
             level.doubt()
         elif judged and not ill:
             level.healthy(now)
             said.append(Decision({"action": "healthy", "metrics": [str(eye.name) for eye in judged], **where}))
+        else:
+            level.blank()
+        if level.spent != self._spent:
+            self._spent = level.spent
+            known = worst.data() if worst is not None else {}
+            said += [Decision({"action": "gave_up", **known, **where, "why": level.spent})] if level.spent else []
         return said
 
     def told(self) -> dict[str, Any]:
-        """For the run's end: windows judged per metric, and [windows, the last reason] of those that were not."""
-        return {"judged": self.judged, "skipped": {name: list(told) for name, told in self.skipped.items()}}
+        """For the run's end: windows judged per metric, and per reason those that were not."""
+        return {"judged": self.judged, "skipped": self.skipped}
 
     def _count(self, name: str, seen: "Seen | str") -> None:
         if isinstance(seen, str):
-            self.skipped[name] = (self.skipped.get(name, (0, ""))[0] + 1, seen)
+            told = self.skipped.setdefault(name, {})
+            told[seen] = told.get(seen, 0) + 1
         else:
             self.judged[name] += 1
 
@@ -145,16 +153,12 @@ class Watch:
             return []
         if self.spec.action == "stop":
             return [Decision({"action": "stop", **data}, stop=str(worst))]
-        said = []
         move = level.fall(now, str(worst))
-        if move is not None:
-            for eye in self._eyes:
-                eye.votes.clear()  # the lower level is judged by itself
-            said.append(Decision({"action": "rollback", **data, "to": move.level}, move))
-        if level.spent != self._spent:
-            self._spent = level.spent
-            said += [Decision({"action": "gave_up", **data, "why": level.spent})] if level.spent else []
-        return said
+        if move is None:
+            return []
+        for eye in self._eyes:
+            eye.votes.clear()  # the lower level is judged by itself
+        return [Decision({"action": "rollback", **data, "to": move.level}, move)]
 
 
 class Seen(NamedTuple):
@@ -226,5 +230,5 @@ class _Eye:
         if value is None:
             return "no value"
         if name.quantile is not None and not histogram.supported(name.quantile, n):
-            return f"n={n} is too few for {name}"
+            return f"fewer than {histogram.least(name.quantile)} requests"
         return value, n

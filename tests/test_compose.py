@@ -313,7 +313,7 @@ def test_a_night_of_epochs(tmp_path: Path) -> None:
         assert abs(even - 30) < 5 * math.sqrt(30)
     assert {r.cls for r in run.records if int(r.phase.split("-")[1]) % 2 == 0} == {"long"}
     shots = [event for event in run.lines("events.jsonl") if event["kind"] == "snapshot"]
-    assert len(shots) >= 23
+    assert len(shots) == 24
     assert run.code == 0
 
 

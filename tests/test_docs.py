@@ -61,13 +61,14 @@ def test_something_was_found() -> None:
 def test_commands_are_those_of_the_product(page: Path, command: str) -> None:
     """The verb and every option exist; a scenario of ours loads with the overrides given."""
     words = shlex.split(command)
-    verb = words[:2] if words[0] == "trace" and len(words) > 1 else words[:1]
+    verb = words[:2] if words[0] in ("trace", "laws") and len(words) > 1 else words[:1]
     shown = helped(*verb)
     options = [word.split("=")[0] for word in words if re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word)]
     assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", shown)] == []
-    if verb[0] in ("run", "check") and len(words) > 1 and words[1].startswith("scenarios/"):
+    file = words[len(verb)] if len(words) > len(verb) else ""
+    if verb[0] in ("run", "check", "laws") and file.startswith("scenarios/"):
         pairs = list(pairwise(words))
-        load(ROOT / words[1], [value for option, value in pairs if option == "--set"], dict(pairs).get("--target"))
+        load(ROOT / file, [value for option, value in pairs if option == "--set"], dict(pairs).get("--target"))
 
 
 @pytest.mark.parametrize(("page", "text"), SCENARIOS, ids=names(SCENARIOS))

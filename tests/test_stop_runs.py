@@ -138,6 +138,32 @@ def test_a_slow_server_fires_when_its_queue_is_ten_seconds_long(tmp_path: Path) 
     assert run.code == 5
 
 
+STRESSED = """
+name: edge
+seed: 7
+target: {kind: sim, model: llama-3.1-8b, hardware: rtx-4090}
+workload: {arrivals: {shape: constant, rate: 2/s}, prompt: 512, output: 256}
+phases: {steady: {for: 60s}, stress: {step: 50%, every: 20s, max: 10x}, drain: {for: 1m}}
+stop: RULES
+"""
+
+
+@pytest.mark.parametrize(("limit", "code"), [("50%", 0), ("10%", 5)])
+def test_a_rule_that_ends_stress_is_its_purpose_and_one_that_ends_steady_a_failure(limit: str, code: int, tmp_path: Path) -> None:
+    # 2/s hold 14.5 % of the cache in steady; each step adds half of that, and more as answers take longer
+    run = simulated(STRESSED.replace("RULES", f"[{{kv_usage: '>= {limit}', over: 5s}}]"), tmp_path)
+    assert run.code == code, run.why
+    (event,) = [event for event in run.lines("events.jsonl") if event["kind"] == "stop"]
+    assert event["data"]["phase"] == ("steady" if code else "stress")
+    if code:
+        return
+    stress = run.summary["levels"]["stress"]
+    assert 1.5 <= stress["held"] < stress["ended_at"] <= 3.5
+    assert stress["held"] == stress["ended_at"] - 0.5
+    assert run.why.startswith(f"stress ended at level {stress['ended_at']:g} by kv_usage is 5")
+    assert run.summary["headline"]["n"] == 120
+
+
 HEALTHY = """
 name: healthy
 seed: 7

@@ -362,6 +362,8 @@ def test_no_measured_prompt_is_sent_outside_of_steady(warmup: str, nonce: str, t
         assert not prompts & {sent(request) for request in found}, name
         seen = {key for request in found for key, _ in request.segments()}
         assert not seen & own, name
-        assert bool(seen & groups) == (name == "stress" or (name == "warmup" and "shared" in warmup)), name
+        shares = name == "stress" or (name == "warmup" and "shared" in warmup)
+        assert bool(seen & groups) == shares, name
+        assert bool(seen & leads) == (shares and nonce == "on"), name
     ids = [request.id for found in requests.values() for request in found]
     assert len(set(ids)) == len(ids)

@@ -218,7 +218,7 @@ def test_too_few_requests_are_not_judged_and_that_is_said() -> None:
     decisions, watch = watching(windows, metrics=["ttft_p50", "kv_usage"])
     assert actions(decisions, "flag", "anomaly") == []
     assert watch.told()["judged"]["ttft_p50"] == 0
-    assert watch.told()["skipped"]["ttft_p50"] == [60, "n=19 is too few for ttft_p50"]
+    assert watch.told()["skipped"]["ttft_p50"] == {"settling": 3, "fewer than 20 requests": 57}
     assert watch.told()["judged"]["kv_usage"] > 40
     enough, _ = watching([Window(start=w.start, end=w.end, counts={}, values=w.values, n={"ttft_p50": 20}) for w in windows])
     assert actions(enough, "anomaly") == [("anomaly", 420.0)]
@@ -228,7 +228,7 @@ def test_a_gauge_that_is_not_there_is_not_judged() -> None:
     windows = [window(t, 8.0, {"kv_usage_mean": None}) for t in np.arange(0.0, 300, 10)]
     decisions, watch = watching(windows, metrics=["kv_usage"])
     assert decisions == []
-    assert watch.told() == {"judged": {"kv_usage": 0}, "skipped": {"kv_usage": [30, "no value"]}}
+    assert watch.told() == {"judged": {"kv_usage": 0}, "skipped": {"kv_usage": {"settling": 3, "no value": 27}}}
 
 
 def test_the_window_in_which_the_level_moved_is_not_judged_nor_the_first_after_it() -> None:

@@ -1,5 +1,6 @@
 """Whole runs with a watch on the embedded engine: a fault at minute three is found and answered, healthy hours are quiet."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,9 @@ def test_a_fault_that_stays_makes_it_give_up_lower_down_and_say_so(tmp_path: Pat
     assert levels == [0.8, 0.64, 0.512]
     (last,) = decisions(found, "gave_up")
     assert "3 falls in a row" in last["why"]
+    looks = sorted({(one["start"], one["end"]) for one in decisions(found, "flag", "anomaly", "healthy")})
+    assert {end - start for start, end in looks} == {10}
+    assert all(later[0] >= earlier[1] for earlier, later in pairwise(looks)), "no window is judged in parts twice"
 
 
 def test_mark_marks_and_leaves_the_load_alone(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def compare(
         raise typer.Exit(2)
     try:
         scenario = load(file, [*set_, *([f"out={json.dumps(str(out))}"] if out is not None else [])], target)
-        found = drive(scenario, law or list(LAWS), console)
+        found = drive(scenario, law, console)
     except ScenarioError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
@@ -63,7 +63,8 @@ def compare(
 
 
 def drive(scenario: "Scenario", names: list[str], console: "Console") -> dict[str, Any] | int:
-    """Run every law into one directory and compare; compare.json is written there. An exit code where a run came to nothing.
+    """Run these laws, all where none is named, into one directory and compare; compare.json is written there. An exit code where
+    a run came to nothing.
 
     Raises ScenarioError (a law lacks what only the user can say), OfferError.
     """
@@ -121,21 +122,46 @@ def _finished(scenario: "Scenario", console: "Console") -> Any:
 
 
 def variants(scenario: "Scenario", names: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The control blocks by law, the scenario's own first, and what was assumed for what has no default.
+    """The control blocks by law, the scenario's own first, and what was assumed for what has no default. `names`: the laws; where
+    there are none all of them, as far as the scenario lets them.
 
-    A rate is the load's mean; anything else is the law's own example. Raises ScenarioError where neither is known.
+    A rate is the load's mean; anything else is the law's own example. Raises ScenarioError where a law that is named lacks it.
     """
     from kvbench.control.laws import LAWS
+    from kvbench.scenario import ScenarioError
 
     own = next(name for name, kind in LAWS.items() if type(scenario.control) is kind)
     common = {key: getattr(scenario.control, key) for key in COMMON}
-    laws, notes = ({own: scenario.control} if own in names else {}), []
-    for name in (name for name in LAWS if name in names and name != own):
-        needed = [key for key, field in LAWS[name].model_fields.items() if field.is_required()]
-        given = {key: _needed(scenario, name, key) for key in needed}
-        laws[name] = LAWS[name](**common, **given)
-        notes += [f"{name}: {key} {value}, since the scenario does not say" for key, value in given.items()]
+    wanted = names or list(LAWS)
+    laws, notes = ({own: scenario.control} if own in wanted else {}), []
+    for name in (name for name in LAWS if name in wanted and name != own):
+        try:
+            laws[name], said = _block(scenario, name, common)
+        except ScenarioError as error:
+            if names:
+                raise
+            said = [f"{name} is left out: {error.problems[0].text}"]
+        notes += said
     return laws, notes
+
+
+def _block(scenario: "Scenario", name: str, common: dict[str, Any]) -> tuple[Any, list[str]]:
+    """One law's control block, and what was assumed. Raises ScenarioError."""
+    from pydantic import ValidationError
+
+    from kvbench.control.laws import LAWS
+    from kvbench.problem import Problem
+    from kvbench.scenario import ScenarioError
+
+    needed = [key for key, field in LAWS[name].model_fields.items() if field.is_required()]
+    given = {key: _needed(scenario, name, key) for key in needed}
+    try:
+        block = LAWS[name](**common, **given)
+    except ValidationError as error:  # the block's period, say, does not go with this law's defaults
+        why = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ScenarioError([Problem("", f"--law {name}", f"{why}: make it the scenario's own law to say so")]) from None
+    told = {key: f"{value:.3g}/s" if key == "rate" else value for key, value in given.items()}
+    return block, [f"{name}: {key} {value}, since the scenario does not say" for key, value in told.items()]
 
 
 def _needed(scenario: "Scenario", name: str, key: str) -> Any:

@@ -10,7 +10,7 @@ def train(
     seed: int = typer.Option(0, "--seed", min=0, help="Of the search. The same seed gives the same file."),
     set_: list[str] = typer.Option([], "--set", metavar="KEY=VALUE", help="Override a value, as in --set control.patience=2s."),
     out: Path | None = typer.Option(
-        None, "--out", metavar="FILE", help="Where the policy goes; left out, profiles/laws/ under the scenario's name."
+        None, "--out", metavar="FILE", help="Where the policy goes; left out, the scenario's name with .yaml, here."
     ),
     generations: int = typer.Option(6, "--generations", min=1, max=1000, help="Steps of the search."),
     pairs: int = typer.Option(16, "--pairs", min=1, max=1000, help="Pairs of episodes that a step is made from."),
@@ -22,9 +22,9 @@ def train(
 
     Example: kvbench laws train scenarios/chaos.yaml
 
-    Exit codes: 0 written; 1 the file cannot be written; 2 scenario.
+    Exit codes: 0 written; 1 the file cannot be written; 2 scenario, or nothing can be learned from it.
     """
-    from kvbench.control.policy import folder, write
+    from kvbench.control.policy import write
     from kvbench.plan.train import Effort, Trainer
     from kvbench.scenario import Scenario, ScenarioError, load
 
@@ -33,7 +33,8 @@ def train(
 
     effort = Effort(generations=generations, pairs=pairs, seconds=seconds)
     try:
-        path = out or folder() / f"{load(file, set_).name}.yaml"
+        path = out or Path(f"{load(file, set_).name}.yaml")
+        _replaceable(path)
         policy = Trainer(fresh, effort, typer.echo).train(seed)
     except ScenarioError as error:
         typer.echo(str(error), err=True)
@@ -48,3 +49,16 @@ def train(
         typer.echo(f"the policy cannot be written: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"written to {path}: {policy.trained['episodes']} episodes")
+    typer.echo(f"a scenario beside it names it so: control: {{law: learned, policy: ./{path.name}}}")
+
+
+def _replaceable(path: Path) -> None:
+    """ValueError where something else than a policy, the scenario itself perhaps, would be written over."""
+    from kvbench.control.policy import read
+
+    if not path.exists():
+        return
+    try:
+        read(path)
+    except ValueError:
+        raise ValueError(f"{path} is there and is no policy, so it is kept: say with --out where the policy goes") from None

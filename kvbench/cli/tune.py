@@ -23,6 +23,8 @@ def tune(
 
     Exit codes: 0 printed; 2 scenario, or no gains can be given for it.
     """
+    from pydantic import ValidationError
+
     from kvbench.control.law import SIGNALS
     from kvbench.control.pid import Pid
     from kvbench.plan.tune import prepare
@@ -42,8 +44,9 @@ def tune(
     except ScenarioError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
-    except ValueError as error:
-        typer.echo(f"{file} cannot be tuned: {error}", err=True)
+    except ValueError as error:  # pydantic's own, of a set-point that pid does not take, is one
+        why = error.errors()[0]["msg"].removeprefix("Value error, ") if isinstance(error, ValidationError) else error
+        typer.echo(f"{file} cannot be tuned: {why}", err=True)
         raise typer.Exit(2) from None
     typer.echo("\n".join(lines(found)))
 

@@ -26,7 +26,7 @@ class QueueFeedback(Follower):
     mode: Literal["aimd", "gradient"] = Field(
         "gradient", description="gradient: the rate in proportion to what the queue lacks; aimd: up by steps, down by a share"
     )
-    gain: Annotated[float, Field(gt=0, le=10)] = Field(0.5, description="gradient: share of the served rate per relative error")
+    gain: Annotated[float, Field(gt=0, le=10)] = Field(1.0, description="gradient: share of the served rate per relative error")
     up: Share = Field(0.05, gt=0, description="aimd: rise in a second while the queue is short, as a share of the first rate")
     down: Share = Field(
         0.3, gt=0, lt=1, description="aimd: what a queue above the target takes off the rate, at most once in `over`"

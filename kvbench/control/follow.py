@@ -13,6 +13,7 @@ from kvbench.control.law import INF, Ceiling, Open, Signal
 from kvbench.core import Limits, Window
 from kvbench.units import Rate, Share
 
+HEADROOM = 2.0  # admitted rates: where the gate holds nothing, a limit this far above them is as good as any other
 FLOOR = 0.01  # of the rate a law began with: the least where none is given
 
 
@@ -71,7 +72,10 @@ class Follow:
         share = self.ceiling.look(window)
         self.shut += share == 0
         if self._rate is not None:
-            self.limits = self.spec.limits(share * self._rate)
+            rate = share * self._rate
+            self.limits = self.spec.limits(
+                rate, max(1.0, rate * self.spec.every)
+            )  # arrivals are uneven: a period's worth at once
         return self.limits
 
     def _decide(self, value: float, window: Window) -> None:
@@ -86,7 +90,7 @@ class Follow:
             self.rule.begin(rate, value)
             entered = rate
         else:
-            entered = self.limits.rate if held else min(self.limits.rate, admitted)
+            entered = self.limits.rate if held else min(self.limits.rate, HEADROOM * admitted)
             self.saturated += not held
         self._rate = min(max(self.rule.rate(value, entered, window), self.low), self.spec.max or INF)
 

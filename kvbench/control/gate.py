@@ -13,9 +13,10 @@ SLACK: Seconds = 0.02  # how late this tool may be and still use, all at once, t
 class Gate:
     """First come, first served under Limits(rate, burst, inflight, patience, retry_after).
 
-    The bucket holds at most `burst` tokens and gains `rate` a second; a request takes one. At rate 0 the gate is shut. What cannot enter waits in order;
-    what has waited longer than `patience` is shed. The instant of release is computed, not observed: it is when the limits first
-    allowed the request, however late the caller wakes. Only a bucket does not make up for more than SLACK of that: see `settle`.
+    The bucket holds at most `burst` tokens and gains `rate` a second; a request takes one. At rate 0 the gate is shut. What
+    cannot enter waits in order; what has waited longer than `patience` is shed. The instant of release is computed, not observed:
+    it is when the limits first allowed the request, however late the caller wakes. Only a bucket does not make up for more than
+    SLACK of that: see `settle`.
     """
 
     def __init__(self, limits: Limits, now: Seconds = 0.0) -> None:

@@ -6,15 +6,16 @@ towards the limit, and at the limit the gate is shut whatever the table says or 
 token by token). A state that training saw too seldom is answered by plain feedback, and counted.
 """
 
+from pathlib import Path
 from random import Random
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from kvbench.control import Law
 from kvbench.control.law import SIGNALS, Open
-from kvbench.control.policy import Policy, load
+from kvbench.control.policy import Policy, is_file, load, read
 from kvbench.core import Limits, Seconds, Window
 from kvbench.units import Share
 
@@ -27,7 +28,7 @@ BURST = 4.0  # room is given at once, not spread over the period: the cache fill
 class Learned(Open):
     """A policy trained in virtual time: a rate by the state of the KV cache and its queue; feedback where it never was."""
 
-    policy: str = Field("chaos", description="which, of profiles/laws; `kvbench laws train` makes one")
+    policy: str = Field("chaos", description="one of profiles/laws, or a file that `kvbench laws train` made: `./mine.yaml`")
     kv_limit: Annotated[Share, Field(gt=0, le=1)] = Field(0.9, description="KV usage from which nothing more is admitted")
     explore: Share = Field(0.0, le=1, description="share of control periods that try the action beside the best known one")
     seed: int = Field(0, ge=0, description="of what is tried")
@@ -35,9 +36,16 @@ class Learned(Open):
 
     @field_validator("policy")
     @classmethod
-    def _known(cls, value: str) -> str:
-        load(value)
-        return value
+    def _known(cls, value: str, info: ValidationInfo) -> str:
+        """A file's path is from the scenario in the file, and from here in what is read of it."""
+        if not is_file(value):
+            load(value)
+            return value
+        path = Path((info.context or {}).get("folder", "."), value).expanduser()
+        if not path.is_file():
+            raise ValueError(f"no file {str(path)!r} (paths are relative to the scenario file)")
+        read(path)
+        return str(path) if is_file(str(path)) else f"./{path}"
 
     def limits(self, rate: float | None = None, burst: float = 1.0) -> Limits:
         """Without a rate, those until the first reading."""
@@ -78,12 +86,12 @@ class Act:
         values = {"error": unserved(window), "waiting": waiting, "trend": self._trend(window.end, usage), "kv_usage": usage}
         factor = self._factor(values)
         free = (self.spec.kv_limit - usage) / self.share  # requests for which there is room
-        self._state = {**values, "share": self.share, "factor": factor, "free": free}
+        self._state = {**values, "footprint": self.share, "factor": factor, "free": free}
         if free > 0:
             self.limits = self._let_in(factor * free, inflight, window)
         else:
             self.shut += 1
-            self.limits = msgspec.structs.replace(self.spec.limits(0.0, BURST), inflight=0.0)  # the bucket keeps its tokens
+            self.limits = self.spec.limits(0.0, BURST)
         return self.limits
 
     def _let_in(self, room: float, inflight: int, window: Window) -> Limits:

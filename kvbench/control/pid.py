@@ -10,7 +10,7 @@ All signals rise with the rate, so a positive error (set-point - signal) always 
 import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from kvbench import units
 from kvbench.control import Law
@@ -28,7 +28,9 @@ class Pid(Follower):
     """Holds a signal at a set-point by the admitted rate: proportional, integral and derivative parts of the relative error."""
 
     signal: Literal["kv_usage", "waiting", "ttft", "gpu_memory"] = Field("kv_usage", description="what is held")
-    setpoint: Annotated[float, Field(gt=0)] = Field(description="in the signal's unit: 80% (kv_usage, gpu_memory), 8, 800ms")
+    setpoint: Annotated[float, Field(gt=0), WithJsonSchema({"type": ["string", "number"], "examples": ["80%", 8, "800ms"]})] = (
+        Field(description="in the signal's unit: 80% (kv_usage, gpu_memory), 8, 800ms")
+    )
     kp: Annotated[float, Field(gt=0, le=1000)] = Field(0.8, description="gain: share of the nominal rate per relative error")
     ti: Span = Field(6.0, description="integral time, not below the control period")
     td: Duration = Field(1.0, description="derivative time; 0s: no derivative part")

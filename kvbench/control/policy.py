@@ -1,6 +1,6 @@
 """A trained policy as data: which action in which state, how often each state was seen in training, and how it was trained.
 
-Files are profiles/laws/<name>.yaml, written by `kvbench laws train`. Nothing in them depends on a time, a machine or a user:
+Files are written by `kvbench laws train`; those of profiles/laws/ are known by name. Nothing in them depends on a time, a machine or a user:
 training again with the same seed writes the same bytes.
 """
 
@@ -71,14 +71,26 @@ def names() -> list[str]:
     return sorted(path.stem for path in folder().glob("*.yaml"))
 
 
-@cache  # read for every scenario that is checked; the files are the package's own
+def is_file(name: str) -> bool:
+    """Whether a scenario that writes `name` means a file and not a shipped policy."""
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
 def load(name: str) -> Policy:
-    """A shipped policy by name. ValueError that names the known ones where there is none, or says what is wrong with the file."""
+    """A policy file, or a shipped policy by name. ValueError that names the known ones where there is none, or says what is wrong
+    with the file."""
+    return read(Path(name)) if is_file(name) else shipped(name)
+
+
+@cache  # read for every scenario that is checked; the files are the package's own
+def shipped(name: str) -> Policy:
+    """As load, of those that come with kvbench."""
     known = names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown policy {name!r}{hint} (known: {', '.join(known) or 'none'}; `kvbench laws train` makes one)")
+        own = f"or ./{name}.yaml, a file that `kvbench laws train` made"
+        raise ValueError(f"unknown policy {name!r}{hint} (known: {', '.join(known) or 'none'}; {own})")
     return read(folder() / f"{name}.yaml")
 
 

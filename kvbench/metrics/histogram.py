@@ -76,3 +76,8 @@ def order_statistic(ordered: NDArray[np.float64], q: float) -> float:
 def supported(q: float, n: int) -> bool:
     """Whether n values carry the quantile q: at least ten beyond it on average."""
     return n * (1 - q) >= 10 - 1e-9
+
+
+def least(q: float) -> int:
+    """The fewest values that carry the quantile q < 1."""
+    return math.ceil((10 - 1e-9) / (1 - q))

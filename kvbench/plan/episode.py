@@ -43,6 +43,7 @@ class Score:
     shed: float
     full: float  # of the seconds: KV usage above FULL
     preemptions: int
+    refused: str = ""  # why the engine took a request not at all, where it did so
 
 
 def offers(scenario: Scenario, seconds: Seconds) -> list[Offer]:
@@ -55,9 +56,9 @@ def offers(scenario: Scenario, seconds: Seconds) -> list[Offer]:
     source = phase.source(0.0) if phase.source is not None else None
     if source is None or source.schedule is None:
         raise ValueError("a closed loop has no load of its own: use an open-loop shape of arrivals")
-    slos, found = build_slos(scenario), []
-    while source.due < seconds:
-        due = source.schedule.pop()
+    slos, found, count = build_slos(scenario), [], 0
+    while source.due < seconds and count < phase.requests:  # an infinite rate has no other end
+        due, count = source.schedule.pop(), count + 1
         request = source.take(lambda _: b"", due)
         if request is not None:
             found.append(Offer(due, Job(request.id, tuple(request.segments()), request.max_tokens), slos[request.cls]))
@@ -75,6 +76,7 @@ class Episode:
         self.load, self.seconds = load, seconds
         self.every, self.over = round(scenario.control.every), round(scenario.control.over)
         self.good = self.full = self.shed = 0
+        self.refused = ""
         self._counts: deque[dict[str, int]] = deque([dict.fromkeys(COUNTED, 0)], maxlen=self.over)  # by second, the last is open
         self._live: dict[int, tuple[Offer, Seconds]] = {}  # job id -> what it is, and when it was sent
         self._first: dict[int, Nanos] = {}
@@ -94,7 +96,8 @@ class Episode:
                 self._tick(tick, law)
                 tick += 1
         offered, preempted = max(1, len(self.load)), int(self.engine.gauges()["preemptions"])
-        return Score(len(self.load), self.good / offered, self.shed / offered, self.full / self.seconds, preempted)
+        shares = self.good / offered, self.shed / offered, self.full / self.seconds
+        return Score(len(self.load), *shares, preempted, self.refused)
 
     def _offer(self, offer: Offer, now: Seconds) -> None:
         self._counts[-1]["offered"] += 1
@@ -113,7 +116,8 @@ class Episode:
     def _send(self, offer: Offer, now: Seconds) -> None:
         self._counts[-1]["admitted"] += 1
         self._live[offer.job.id] = offer, now
-        if self.engine.submit(offer.job, now) is not None:  # refused: it fails at once
+        if (why := self.engine.submit(offer.job, now)) is not None:  # refused: it fails at once
+            self.refused = why
             del self._live[offer.job.id]
             self.gate.leave(now)
 

@@ -72,10 +72,11 @@ class Trainer:
     episodes: int = field(default=0, init=False)
 
     def train(self, seed: int) -> Policy:
-        """ValueError where the scenario's load cannot be played bare (see plan.episode)."""
+        """ValueError where the scenario's load cannot be played bare (see plan.episode), or not one of its requests is ever served
+        within its limits: then there is nothing to tell policies apart by."""
         effort, rng = self.effort, np.random.default_rng(seed)
         scenario = self.fresh(effort.first)
-        self.spec, self.episodes = spec(scenario.control), 0
+        self.spec, self.episodes, self.best = spec(scenario.control), 0, 0.0
         self.seen = np.zeros(len(_table(prior())), np.int64)
         aside = [self._load(effort.first + i) for i in range(effort.judged)]
         weights = best = prior()
@@ -84,6 +85,8 @@ class Trainer:
         for generation in range(effort.generations):
             first = effort.first + effort.judged + generation * effort.pairs
             slope = MEMORY * slope + self._slope(weights, [self._load(first + i) for i in range(effort.pairs)], rng)
+            if not self.best:
+                raise ValueError(self._unserved(before))
             length = STRIDE * WIDTH * np.sqrt(len(weights)) * FADE**generation
             weights = weights + slope * (length / max(float(np.linalg.norm(slope)), 1e-12))
             found = self._judge(weights, aside, f"generation {generation + 1} of {effort.generations}")
@@ -113,7 +116,13 @@ class Trainer:
         self.episodes += 1
         score = Episode(load[0], load[1], self.effort.seconds, law.limits).play(law)
         self.seen += np.array(law.visits)
+        self.best = max(self.best, score.goodput)
         return score
+
+    def _unserved(self, scores: list[Score]) -> str:
+        offered, refused = sum(score.offered for score in scores), next((score.refused for score in scores if score.refused), "")
+        why = f"the engine refuses them ({refused})" if refused else "see their limits (slo), the load and control.patience"
+        return f"goodput is 0 in all {self.episodes} episodes so far, of {offered:,} requests in the first {len(scores)}: {why}"
 
     def _policy(self, weights: Weights, how: dict[str, Any]) -> Policy:
         """While training every state is known: what is tried is the table, not the fallback."""

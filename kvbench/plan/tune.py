@@ -66,18 +66,21 @@ class Bench:
     def hold(self, rate: float, seconds: int) -> Floats:
         """Usage at the end of each second at `rate` requests/s: float64 [seconds]. ValueError when the jobs run out."""
         self._due = max(self.seconds, min(self._due, self.seconds + 1 / rate))
-        usage = np.zeros(seconds)
+        usage, served, refused = np.zeros(seconds), 0, ""
         for second in range(seconds):
             while self._due < self.seconds + 1:
                 job = next(self.jobs, None)
                 if job is None:
                     raise ValueError("the set-point was not reached with the requests there are")
                 self.engine.advance(self._due)
-                self.engine.submit(job, self._due)
+                why = self.engine.submit(job, self._due)
+                served, refused = served + (why is None), why or refused
                 self._due += 1 / rate
             self.seconds += 1
             self.engine.advance(self.seconds)
             usage[second] = self.engine.gauges()["kv_usage"]
+        if refused and not served:
+            raise ValueError(f"the engine refuses its requests ({refused}), so that nothing fills the cache")
         return usage
 
     def settle(self, rate: float) -> tuple[float, int]:

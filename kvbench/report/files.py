@@ -189,7 +189,7 @@ class _Fault(msgspec.Struct):
 
 class _Watched(msgspec.Struct):
     judged: dict[str, Number] = {}
-    skipped: dict[str, tuple[Number, str]] = {}
+    skipped: dict[str, dict[str, Number]] = {}
 
 
 class _RunEnd(msgspec.Struct):

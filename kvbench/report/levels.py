@@ -85,7 +85,7 @@ def _rates(rung: Rung, rates: Rates) -> dict[str, Any]:
 def _stress(stress: Sequence[Rung], rates: Rates) -> dict[str, Any]:
     """The highest level that was held, with its rates; the highest that was tried; how the phase ended."""
     held = [rung for rung in stress if rung.held]
-    best = max(held, key=lambda rung: (rung.level, rung.end), default=None)
+    best = max(held, key=lambda rung: (round(rung.level, 9), rung.end - rung.start), default=None)  # of equal ones the longest
     last = stress[-1]
     why = last.ended or "the files end before it did"
     row = {"highest": max(rung.level for rung in stress), "ended_at": last.level, "ended": why}

@@ -12,7 +12,7 @@ from kvbench.metrics import names
 from kvbench.report.text import block, columns, count, number, pairs
 
 MOST = 8  # decisions, rungs or snapshots shown; summary.json has all
-TITLES = {"stale": "held still on a stale signal", "fallbacks": "fell back to feedback", "saturated": "at a limit of its rate"}
+TITLES = {"stale": "held still on a stale signal", "fallbacks": "fell back to feedback", "saturated": "held nothing up"}
 
 
 def control(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -101,9 +101,15 @@ def watch(summary: Mapping[str, Any], width: int) -> RenderableType:
         return Group()
     counts = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in found["counts"].items()) or "no window was judged"
     lines = [Text(f"windows and decisions: {counts}")]
-    lines += [Text(f"{name} was not judged in {n:,} windows: {why}") for name, (n, why) in found["skipped"].items()]
+    lines += [Text(unjudged(name, told)) for name, told in found["skipped"].items()]
     lines += [Text(decided(row)) for row in found["decisions"][:MOST]]
     return block("Watch", Group(*lines, *_rest(len(found["decisions"]), "decisions")))
+
+
+def unjudged(name: str, told: Mapping[str, int]) -> str:
+    """In how many windows a metric was not judged, the most frequent reason first."""
+    reasons = sorted(told.items(), key=lambda each: -each[1])
+    return f"{name} was not judged in {sum(told.values()):,} windows: " + ", ".join(f"{why} {n:,}" for why, n in reasons)
 
 
 def decided(row: Mapping[str, Any]) -> str:

@@ -73,7 +73,7 @@ def _loops(summary: dict[str, Any]) -> list[str]:
         if isinstance(updates, int) and isinstance(n, int) and n > OFTEN * updates:
             lines.append(f"the law {summary['control']['law']} {what}, at {n:,} of {updates:,} decisions")
     if gave_up:
-        lines.append("the watch gave up: its tries to go back to the level were used up (see the watch's decisions)")
+        lines.append("the watch gave up: the level stays where it fell to (the watch's decisions say why)")
     return lines
 
 

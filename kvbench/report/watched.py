@@ -9,7 +9,7 @@ QUIET = ("healthy",)  # actions that are counted and not listed: there is one fo
 
 
 def watched(files: RunFiles) -> dict[str, Any]:
-    """Decisions in order with their numbers; per metric the windows judged, and [windows, why] of those that were not, which the
+    """Decisions in order with their numbers; per metric the windows judged, and by reason those that were not, which the
     run's end tells. `reason` where nothing was watched."""
     spec = files.scenario.get("watch")
     events = files.all("watch")

@@ -6,6 +6,7 @@ future resolves when the loop has reached the end of its request, never before.
 
 import asyncio
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ REFUSALS = {
 }
 
 
+SILENCE: Nanos = 600 * 10**9  # how long a request waits on an engine that will never go on: a client's timeout of 600 s
+
+
 @dataclass(slots=True)
 class _Live:
     record: Record
@@ -30,12 +34,17 @@ class _Live:
 
 
 class Sim:
-    """Sends every request to one Engine. Of the sampling only `n` and `beam_width` matter; answers have max_tokens tokens."""
+    """Sends every request to one Engine. Of the sampling only `n` and `beam_width` matter; answers have max_tokens tokens.
+
+    An engine that hangs for good (a fault without an end) would keep virtual time going for ever where a phase waits for answers:
+    there, and only there, a request times out after SILENCE.
+    """
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self.engine, self.clock = engine, clock
         self._live: dict[int, _Live] = {}
         self._timer = clock.timer(self._wake)
+        self._hung: Nanos | None = None  # since when the engine has work that it will never go on with
 
     async def open(self) -> dict[str, Any]:
         engine = self.engine
@@ -97,17 +106,30 @@ class Sim:
         return now
 
     def _wake(self) -> None:
-        self._pump()
+        now = self._pump()
+        while self._live and math.isinf(self.engine.wake()) and self._patience() <= now:
+            live = next(iter(self._live.values()))
+            self._cancel(live)
+            live.record.outcome, live.record.cause = "timeout", "first" if live.record.first_ns is None else "idle"
+            if not live.over.done():
+                live.over.set_result(None)
 
     def _arm(self) -> None:
         wake = self.engine.wake()
-        if wake == float("inf"):
+        if self._live and math.isinf(wake):
+            wake = self._patience() / 1e9
+        if math.isinf(wake):
             self._timer.cancel()
         else:
             self._timer.at(wake)
 
+    def _patience(self) -> Nanos:
+        """When the oldest request gives up: SILENCE after it was sent, or after the engine came to a stop."""
+        self._hung = self.clock.ns() if self._hung is None else self._hung
+        return SILENCE + max(self._hung, next(iter(self._live.values())).record.sent_ns or 0)
+
     def _deliver(self, span: Span) -> None:
-        times = span.times
+        times, self._hung = span.times, None
         choices: dict[int, list[int]] = {}  # of jobs with several answers
         for job_id, choice in span.tokens:
             live = self._live[job_id]

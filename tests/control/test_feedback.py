@@ -52,6 +52,7 @@ def test_nothing_winds_up_while_too_little_is_offered(mode: str) -> None:
     law = QueueFeedback.model_validate({"mode": mode}).arm(10.0)
     load = [30.0] * 200 + [5.0] * 300 + [30.0] * 200
     played = play(law, Queue(10.0), load, lambda y: {"waiting_last": y}, start=30.0)
+    assert played.rate[499] == pytest.approx(played.rate[250]), "the lull leaves the rate alone"
     assert max(played.signal[500:]) <= max(played.signal[:200])
     assert max(played.signal[520:]) < 40
 

@@ -45,14 +45,15 @@ def test_parts_by_hand() -> None:
 
 
 def test_back_calculation_by_hand() -> None:
-    """tt 4. Second 1: v = 6.5. Then only 2/s come and nothing is held: I += 10 x 0.5 x 0.5 / 5 + (2 - 6.5) / 4 = -0.625."""
+    """tt 4. Second 1: v = 6.5. Then only 2/s come and nothing is held, so that twice as much would do as well:
+    I += 10 x 0.5 x 0.5 / 5 + (2 x 2 - 6.5) / 4 = -0.125."""
     law = pid(kp=0.5, ti=5.0, tt=4.0).arm(None)
     law.update(seen(1, 0.4, 6.0, FREE))
     i = law.state()["i"]
     law.update(seen(2, 0.4, 2.0, FREE))
-    assert law.state()["i"] - i == pytest.approx(-0.625)
+    assert law.state()["i"] - i == pytest.approx(-0.125)
     law.update(seen(3, 0.4, 2.0, HELD))  # while the gate holds requests, the limit is what was let in: no correction
-    assert law.state()["i"] - i == pytest.approx(-0.625 + 0.5)
+    assert law.state()["i"] - i == pytest.approx(-0.125 + 0.5)
 
 
 def test_a_change_of_the_set_point_weight_leaves_the_steady_state() -> None:
@@ -134,5 +135,6 @@ def test_what_cannot_be_meant_is_refused(settings: dict[str, Any], says: str) ->
 
 
 def test_set_points_in_their_units() -> None:
-    for signal, text, value in (("kv_usage", "80%", 0.8), ("waiting", 8, 8.0), ("ttft", "800ms", 0.8)):
+    written = (("kv_usage", "80%", 0.8), ("waiting", 8, 8.0), ("ttft", "800ms", 0.8), ("gpu_memory", "85%", 0.85))
+    for signal, text, value in written:
         assert Pid.model_validate({"signal": signal, "setpoint": text}, context={"text": True}).setpoint == pytest.approx(value)

@@ -9,6 +9,7 @@ from kvbench.core import Record
 from kvbench.report.files import load
 from kvbench.report.summary import summarise
 from tests.report.build import lost, ns, record, write
+from tests.whole import simulated
 
 
 def summary(path: Path, records: list[Record], policy: str = "on_demand") -> dict[str, Any]:
@@ -62,3 +63,28 @@ def test_a_group_is_warm_from_its_first_ok_answer_on(tmp_path: Path) -> None:
         record(6, 2.1, ttft=0.3, group=2),
     ]
     assert summary(tmp_path, records)["first_uses"]["n"] == 5
+
+
+ENGINE = """
+seed: 7
+target: {kind: sim, model: llama-3.1-8b, hardware: rtx-4090}
+workload: {arrivals: {shape: constant, rate: 20/s}, prompt: 64, output: 8, prefixes: {groups: 3, tokens: 512, share: 80%}}
+phases: {warmup: {policy: on_demand}, steady: {for: 10s}, drain: {for: 10s}}
+"""
+
+
+def test_on_the_engine_what_stands_apart_is_what_met_a_cold_prefix(tmp_path: Path) -> None:
+    """Three groups at 20/s: their first uses find nothing in the cache, and all that the headline counts find their prefix."""
+    run = simulated(ENGINE, tmp_path)
+    began: dict[int, int] = {}
+    for each in run.records:
+        if each.group is not None:
+            began[each.group] = min(each.first_ns, began.get(each.group, each.first_ns))
+    apart = {each.id for each in run.records if each.group is not None and each.sent_ns < began[each.group]}
+    assert run.summary["first_uses"]["n"] == len(apart) >= 3
+    assert run.summary["headline"]["n"] == 200 - len(apart)
+    assert not any(each.cached for each in run.records if each.id in apart)
+    assert {each.cached for each in run.records if each.group is not None and each.id not in apart} == {512}
+    warm = run.summary["latency"]["ttft"]
+    assert run.summary["first_uses"]["ttft"]["mean"] > 2 * warm["mean"]
+    assert warm["n"] == 200 - len(apart)
