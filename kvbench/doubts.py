@@ -47,7 +47,7 @@ def blind(scenario: Scenario) -> list[str]:
     if isinstance(control, Learned):
         return [f"learned needs kv_usage and waiting, and this target's gauges are not read in this version, {still}. {instead}"]
     if isinstance(control, Pid) and isinstance(target, Http) and not target.stream:
-        return [f"pid holds ttft, and there is no first token with `stream: false`, {still}. Use `stream: true`, or `law: bucket`"]
+        return [f"pid holds ttft, and there is none with `stream: false`, {still}. Use `stream: true`, or `law: bucket`"]
     return []
 
 

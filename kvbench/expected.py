@@ -207,7 +207,7 @@ def tokens_of(classes: Mapping[str, Class], traces: Traces, stretch: tuple[float
 def _mixed(parts: Iterable[tuple[float, Tokens]]) -> Tokens:
     parts = list(parts)
     means = ("prompt", "answer", "held", "turns")
-    whole = sum(share for share, _ in parts)  # 1, as far as floats go
+    whole = sum(share for share, _ in parts) or 1.0  # 1, as far as floats go
     prompt, answer, held, turns = (sum(share * getattr(found, key) for share, found in parts) / whole for key in means)
     return Tokens(prompt, answer, held, turns, max(found.longest for _, found in parts))
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from kvbench.cli import app
 from kvbench.cli.compare import variants
 from kvbench.report.files import load as load_run
-from kvbench.scenario import load
+from kvbench.scenario import ScenarioError, load
 from tests.whole import instant
 
 SCENARIO = """\
@@ -29,6 +29,7 @@ phases:
   drain: {for: 60s}
 """
 OPEN = "{shape: constant, rate: 3/s}"
+BUCKET = "law: bucket, rate: 1.5/s, burst: 2"
 Compare = Callable[..., Result]
 
 
@@ -81,11 +82,45 @@ def test_every_law_takes_part_unless_some_are_named(tmp_path: Path) -> None:
 
     file = tmp_path / "scenario.yaml"
     file.write_text(SCENARIO.replace("ARRIVALS", OPEN).replace("law: bucket, rate: 1.5/s, burst: 2", "law: none"))
-    laws, notes = variants(load(file), list(LAWS))
+    laws, notes = variants(load(file), [])
     assert {name: type(law) for name, law in laws.items()} == LAWS
     assert {law.patience for law in laws.values()} == {4.0}
     assert laws["bucket"].rate == pytest.approx(3.0)
-    assert "bucket: rate 3.0, since the scenario does not say" in notes
+    assert "bucket: rate 3/s, since the scenario does not say" in notes
+
+
+def test_an_assumed_rate_is_rounded_as_rates_are(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text(
+        SCENARIO.replace("ARRIVALS", "{shape: wave, mean: 3/s, amplitude: 50%, period: 47s}").replace(BUCKET, "law: none")
+    )
+    laws, notes = variants(load(file), ["bucket"])
+    assert len(f"{laws['bucket'].rate}") > 8  # what is rounded is only what is said
+    assert notes == [f"bucket: rate {laws['bucket'].rate:.3g}/s, since the scenario does not say"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("ARRIVALS", "{shape: closed, concurrency: 4}"), ("{for: 60s}\n  drain", "{requests: 50}\n  drain")],
+)
+def test_a_law_that_lacks_a_rate_is_left_out_unless_it_is_named(tmp_path: Path, change: tuple[str, str]) -> None:
+    from kvbench.control.laws import LAWS
+
+    file = tmp_path / "scenario.yaml"
+    file.write_text(SCENARIO.replace(*change).replace("ARRIVALS", OPEN).replace(BUCKET, "law: none"))
+    laws, notes = variants(load(file), [])
+    assert list(laws) == [name for name in LAWS if name != "bucket"]
+    assert any(note.startswith("bucket is left out: the load has no mean rate to take") for note in notes)
+    with pytest.raises(ScenarioError, match="it needs `rate`"):
+        variants(load(file), ["bucket"])
+
+
+def test_the_command_leaves_it_out_and_says_so(compare: Compare) -> None:
+    text = SCENARIO.replace(BUCKET, "law: none").replace("{for: 60s}\n  drain", "{requests: 20}\n  drain")
+    told = found(compare("--json", text=text))
+    assert "bucket" not in told["laws"]
+    assert len(told["laws"]) == 4
+    assert any("bucket is left out" in note for note in told["notes"])
 
 
 @pytest.mark.parametrize("arrivals", ["{shape: closed, concurrency: 4}"])

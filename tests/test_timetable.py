@@ -281,3 +281,38 @@ def test_warnings_of_the_phases(tmp_path: Path) -> None:
 def test_a_load_that_never_is_stationary_is_told_before_the_run(arrivals: str, still: bool, tmp_path: Path) -> None:
     told = warned(tmp_path, f"workload.arrivals={arrivals}", "phases.warmup={policy: dynamic}")
     assert ("the load itself is not stationary within 5m00s" in told) == still
+
+
+@pytest.mark.parametrize(
+    ("control", "said"),
+    [
+        ("{law: pid, setpoint: 80%}", "pid holds kv_usage"),
+        ("{law: pid, signal: waiting, setpoint: 8}", "pid holds waiting"),
+        ("{law: queue_feedback}", "queue_feedback holds waiting"),
+        ("{law: learned}", "learned needs kv_usage and waiting"),
+    ],
+)
+def test_a_law_without_its_signal_is_doubted_on_a_server(tmp_path: Path, control: str, said: str) -> None:
+    told = warned(tmp_path, HTTP, f"control={control}")
+    assert f"{said}, and this target's gauges are not read in this version, so the law holds still for the whole run" in told
+    assert "`signal: ttft`" in told
+    assert "holds still" not in warned(tmp_path, f"control={control}")  # the embedded engine has gauges
+
+
+def test_a_law_that_has_its_signal_is_not_doubted(tmp_path: Path) -> None:
+    ttft = "control={law: pid, signal: ttft, setpoint: 1s}"
+    for control in (ttft, "control={law: bucket, rate: 1/s}", "control={law: none}"):
+        assert "holds still" not in warned(tmp_path, HTTP, control)
+    assert "there is none with `stream: false`, so the law holds still" in warned(
+        tmp_path, HTTP.replace("}", ", stream: false}"), ttft
+    )
+
+
+def test_epochs_with_other_classes_have_one_request_per_arrival(tmp_path: Path) -> None:
+    """Weights of 1/3 and the like do not add up to 1 in floats; a turn each is a turn each."""
+    one = "{arrivals: {shape: constant, rate: RATE/s}, for: TIMEs, classes: {a: {weight: 100%, prompt: 8, output: 8}}}"
+    parts = [one.replace("RATE", rate).replace("TIME", time) for rate, time in (("0.7", "11"), ("1.3", "7"), ("0.1", "13"))]
+    for count in range(1, 4):
+        plan = forecast(scenario(tmp_path, f"phases.steady={{epochs: [{', '.join(parts * count)}]}}"))
+        assert plan["tokens"]["turns_mean"] == 1
+        assert "turns (requests)" not in "\n".join(lines(plan))

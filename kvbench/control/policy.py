@@ -1,7 +1,7 @@
 """A trained policy as data: which action in which state, how often each state was seen in training, and how it was trained.
 
-Files are written by `kvbench laws train`; those of profiles/laws/ are known by name. Nothing in them depends on a time, a machine or a user:
-training again with the same seed writes the same bytes.
+Files are written by `kvbench laws train`; those of profiles/laws/ are known by name. Nothing in them depends on a time, a machine
+or a user: training again with the same seed writes the same bytes.
 """
 
 import difflib

@@ -72,8 +72,8 @@ class Trainer:
     episodes: int = field(default=0, init=False)
 
     def train(self, seed: int) -> Policy:
-        """ValueError where the scenario's load cannot be played bare (see plan.episode), or not one of its requests is ever served
-        within its limits: then there is nothing to tell policies apart by."""
+        """ValueError where the scenario's load cannot be played bare (see plan.episode), or none of its requests is ever served
+        within its limits: then nothing tells policies apart."""
         effort, rng = self.effort, np.random.default_rng(seed)
         scenario = self.fresh(effort.first)
         self.spec, self.episodes, self.best = spec(scenario.control), 0, 0.0

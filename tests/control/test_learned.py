@@ -166,3 +166,30 @@ def test_a_malformed_policy_says_what_is_wrong(tmp_path: Path, change: dict[str,
     with pytest.raises(ValueError, match=r"policy 'bad' cannot be read") as caught:
         policies.read(path)
     assert said in str(caught.value)
+
+
+def test_a_policy_may_be_a_file_beside_the_scenario(tmp_path: Path) -> None:
+    """As written, from the scenario's folder; a file that is trained again is read again."""
+    path = tmp_path / "laws" / "made.yaml"
+    path.parent.mkdir()
+    for share in (0.1, 0.2):
+        path.write_text(policies.write(policy().model_copy(update={"share": share})))
+        spec = Learned.model_validate({"policy": "./laws/made.yaml"}, context={"folder": tmp_path})
+        assert spec.policy == str(path)
+        assert spec.limits().rate == pytest.approx(0.9 / share)
+        act = spec.arm(None)
+        assert isinstance(act, Act)
+        assert act.policy.share == share
+
+
+def test_a_name_with_a_slash_is_a_file_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never the shipped policy of that name, even where nothing else tells them apart."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValidationError, match=r"no file 'chaos' \(paths are relative to the scenario file\)"):
+        Learned(policy="./chaos")
+    Path("chaos").write_text(policies.write(policy().model_copy(update={"share": 0.3})))
+    spec = Learned(policy="./chaos")
+    assert spec.limits().rate == pytest.approx(0.9 / 0.3)
+    Path("bad.yaml").write_text("share: 1\n")
+    with pytest.raises(ValidationError, match="policy 'bad' cannot be read"):
+        Learned(policy="bad.yaml")

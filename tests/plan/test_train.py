@@ -1,5 +1,7 @@
 """Training: the same seed gives the same policy; episodes play what a run plays; what is trained holds on loads it never saw."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,50 @@ def test_the_command_writes_a_policy(tmp_path: Path) -> None:
     refused = kvbench("laws", "train", CHAOS, "--set", "target={kind: null}", "--out", out, *short)
     assert refused.returncode == 2
     assert "embedded engine" in refused.stderr
+
+
+SHORT = ("--generations", "1", "--pairs", "1", "--seconds", "10")
+
+
+def test_a_policy_goes_here_and_a_scenario_beside_it_names_it(tmp_path: Path) -> None:
+    """Into the current directory, under the scenario's name; the same bytes again; and whole runs take it from anywhere."""
+    command = (sys.executable, "-m", "kvbench", "laws", "train", str(CHAOS), "--set", "name=mine", *SHORT)
+    texts = []
+    for _ in range(2):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "policy: ./mine.yaml" in done.stdout
+        texts.append((tmp_path / "mine.yaml").read_bytes())
+    assert texts[0] == texts[1]
+    sets = ("control={law: learned, policy: ./mine.yaml}", "phases={steady: {for: 20s}, drain: {for: 20s}}", "stop=[]")
+    run = simulated(CHAOS.read_text(), tmp_path, *sets)
+    assert run.lines("events.jsonl")[-1]["data"]["law"]["policy"] == "mine"
+
+
+def test_what_is_no_policy_is_not_written_over(tmp_path: Path) -> None:
+    own = tmp_path / "chaos.yaml"
+    own.write_text(CHAOS.read_text())
+    refused = kvbench("laws", "train", CHAOS, "--out", own, *SHORT)
+    assert refused.returncode == 2
+    assert "is no policy, so it is kept: say with --out" in refused.stderr
+    assert own.read_text() == CHAOS.read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("target.settings={max_model_len: 16}", "the engine refuses them"),
+        ("workload.slo={ttft: 1us}", "see their limits"),
+    ],
+)
+def test_a_load_that_is_never_served_is_refused(tmp_path: Path, change: str, said: str) -> None:
+    """14 episodes: the start on 12 loads, and a pair. Nothing is written."""
+    out = tmp_path / "mine.yaml"
+    done = kvbench("laws", "train", CHAOS, "--set", change, "--out", out, *SHORT)
+    assert done.returncode == 2, done.stdout
+    assert "cannot be trained on: goodput is 0 in all 14 episodes so far" in done.stderr
+    assert said in done.stderr
+    assert not out.exists()
 
 
 @pytest.mark.slow

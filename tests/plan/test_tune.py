@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvbench.cli.tune import as_pid
+from kvbench.control.pid import Pid
 from kvbench.plan.tune import Lag, fit, prepare, simc, tune
 from kvbench.scenario import load
 from tests.whole import kvbench, simulated
@@ -89,3 +91,24 @@ def test_a_server_is_not_stepped(tmp_path: Path) -> None:
     told = kvbench("laws", "tune", scenario(tmp_path, 512, 256), "--set", "target={kind: http, url: 'http://127.0.0.1:1'}")
     assert told.returncode == 2
     assert "not the embedded engine" in told.stderr
+
+
+def test_the_block_keeps_what_else_the_scenarios_control_says(tmp_path: Path) -> None:
+    """patience, inflight and the limits go along, in units that read back as the same values."""
+    also = "control: {law: queue_feedback, patience: 1500ms, inflight: 40, min: 0.5/s, kv_limit: 95%, up: 7%, retry_after: 90s}\n"
+    file = scenario(tmp_path, 512, 256, also)
+    told = kvbench("laws", "tune", file)
+    assert told.returncode == 0, told.stderr
+    before = load(file).control
+    pasted = scenario(tmp_path, 512, 256, told.stdout)
+    after = load(pasted).control
+    assert isinstance(after, Pid)
+    for key in ("patience", "inflight", "min", "kv_limit", "retry_after"):
+        assert getattr(after, key) == getattr(before, key), key
+    assert "\n  up:" not in told.stdout  # pid has no such key
+    assert "\n  over:" not in told.stdout  # nor is a default written out
+
+
+def test_a_slow_control_period_is_tuned_for(tmp_path: Path) -> None:
+    """10 s is longer than pid's own ti: the block is one that loads."""
+    assert as_pid(load(scenario(tmp_path, 512, 256, "control: {law: none, every: 10s}\n")).control, 0.8).every == 10

@@ -111,7 +111,8 @@ def test_every_prefix_of_the_files_is_shown(run: Path) -> None:
         ("level", {}), ("watch", {"metric": "ttft_p50"}), ("watch", {"action": "anomaly", "value": "much"}),
         ("snapshot", {"window": {}}), ("snapshot", {"window": {"start": 0, "end": 5, "counts": {}, "values": {"ttft_p50": "x"}}}),
         ("gate_hold", {"until": -3}), ("fault", {"kind": "slow"}), ("run_end", {"law": [1, 2]}),
-        ("run_end", {"watch": {"skipped": {"ttft_p50": "often"}}}), ("run_end", {"watch": {"skipped": {"ttft_p50": [7, "n=12"]}}}),
+        ("run_end", {"watch": {"skipped": {"ttft_p50": "often"}}}),
+        ("run_end", {"watch": {"skipped": {"ttft_p50": [7, "n=12"]}}}),
     ],
 )  # fmt: skip
 def test_a_damaged_event_is_dropped_and_counted(run: Path, kind: str, data: dict[str, Any]) -> None:
@@ -128,9 +129,9 @@ def test_odd_but_whole_numbers_are_shown(run: Path) -> None:
         Event(t=20.0, kind="watch", data={"action": "anomaly", "metric": "novel_p42", "value": 1.5, "phase": "steady"}),
         Event(t=21.0, kind="watch", data={"action": "gave_up", "why": "level 0.8 is kept: 3 falls in a row did not help"}),
     ]
-    end = (
-        b'"inflight":0,"law":{"updates":"many","stale":null},"watch":{"judged":{"kv_usage":9},"skipped":{"ttft_p50":{"settling":3,"fewer than 20 requests":1004}}}'
-    )
+    skipped = b'{"ttft_p50":{"settling":3,"fewer than 20 requests":1004}}'
+    watch = b'"watch":{"judged":{"kv_usage":9},"skipped":' + skipped + b"}"
+    end = b'"inflight":0,"law":{"updates":"many","stale":null},' + watch
     told = (run / "events.jsonl").read_bytes().replace(b'"inflight":0', end)
     (run / "events.jsonl").write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in odd) + told)
     files = load(run)
