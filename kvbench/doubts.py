@@ -71,6 +71,11 @@ def doubts(scenario: Scenario, plan: dict[str, Any], phases: Sequence[Expected],
     yield from _limits(scenario, steady)
     yield from _rules(scenario, phases)
     yield from _ladder(scenario, phases)
+    length = plan["seconds_most"]  # with what a phase may last at most; None: nobody knows
+    for fault in plan["faults"] if length is not None else ():
+        if fault["at"] >= length:
+            begins = f"it begins at {units.duration(fault['at'])} and the run offers load for {units.duration(length)}"
+            yield f"fault {fault['kind']}: {begins}, so it may never begin. Set an earlier `at`"
     if (kv := plan["kv"]) and kv["share_at_peak"] is None and any(phase.peak for phase in steady):
         yield "at the peak rate prefill alone is more than this hardware does: the queue grows as long as the peak lasts"
     target = scenario.target
@@ -111,7 +116,13 @@ def _limits(scenario: Scenario, steady: list[Expected]) -> Iterator[str]:
         if mean > control.rate:
             yield f"{mean:.3g}/s arrive, the bucket lets {control.rate:.3g}/s in: about {1 - control.rate / mean:.0%} is shed"
         if isinstance(arrivals, Burst) and (wait := (arrivals.requests - control.burst) / control.rate) > control.patience:
-            yield f"the last of a burst of {arrivals.requests} waits {units.duration(wait)} for the bucket; patience: {patience}"
+            let = control.burst + control.rate * control.patience
+            lost = max(1, round(arrivals.requests - let))
+            lasts = 0.0 if scenario.phases.steady.epochs else steady[0].seconds or 0.0
+            times = arrivals.impulses(lasts) // arrivals.requests
+            whole = f": {lost * times:,} in the {times} bursts of steady" if times > 1 else ""
+            late = f"the last of a burst of {arrivals.requests} waits {units.duration(wait)} for the bucket; patience: {patience}"
+            yield f"{late}. About {lost} of each burst's {arrivals.requests} are shed{whole}"
     if control.inflight and isinstance(arrivals, Closed) and arrivals.concurrency > control.inflight:
         yield f"{arrivals.concurrency} users, {control.inflight} of them in flight: the others wait at the gate, up to {patience}"
 
@@ -123,6 +134,10 @@ def _rules(scenario: Scenario, phases: Sequence[Expected]) -> Iterator[str]:
     if every and all(phase.seconds is not None and phase.seconds < every for phase in steady):
         longest = units.duration(max(phase.seconds or 0.0 for phase in steady))
         yield f"snapshot: one every {units.duration(every)}, and no part of steady is longer than {longest}: none is taken"
+    for rule in scenario.stop:
+        if rule.when.metric.of.unit == "share" and rule.when.limit > 1:
+            fires = "cannot fire" if rule.when.compare in (">", ">=") else "always fires"
+            yield f"stop rule {rule}: a share is 0 % to 100 %, so it {fires}"
     loaded = [phase for phase in phases if phase.kind in ("steady", "stress")]
     times = [phase.seconds for phase in loaded]
     if None in times:

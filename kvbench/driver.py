@@ -35,6 +35,7 @@ class Driver:
         self.clock, self.target, self.gate, self.file = clock, target, gate, file
         self.live: dict[int, Record] = {}
         self.offered = self.admitted = self.stayed = self.over = 0
+        self.shed = 0  # of those that stayed
         self.through = asyncio.Event()
         self.failure: asyncio.Future[None] = clock.loop.create_future()  # an exception of ours; the run watches it
         self._ended: list[Record] = []  # not yet filed
@@ -288,6 +289,7 @@ class Driver:
         """It never left: shed by a limit or withdrawn at the end of its phase. Its session ends; a closed user asks again."""
         record.outcome, record.end_ns = outcome, round(at * 1e9)
         self.stayed += 1
+        self.shed += outcome == "shed"
         self._crowd.asking.discard(request.id)
         self._file(record)
         source = self._source

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvbench import units
 from kvbench.core import LEFT, Event, Record, Sample, Seconds
 
 Floats = NDArray[np.float64]
@@ -46,6 +47,7 @@ class Measure:
     value: float | None
     n: int = 0
     reason: str = ""
+    note: str = ""  # what belongs beside the value in a text
 
 
 def sent_share(evidence: Evidence) -> Measure:
@@ -132,6 +134,18 @@ def dropped_share(evidence: Evidence) -> Measure:
 
 def steady_requests(evidence: Evidence) -> Measure:
     return Measure(evidence.steady, evidence.steady)
+
+
+def unanswered(evidence: Evidence) -> Measure:
+    """Share of what was sent in steady that had no end when drain and the run were over; beside it the oldest one's wait."""
+    if any(event.kind == "signal" for event in evidence.events):
+        return Measure(None, 0, "a signal ended the run, and with it what was in flight")
+    sent = [r for r in evidence.records if r.measured and r.sent_ns is not None]
+    if not sent:
+        return Measure(None, 0, "nothing was sent in steady")
+    waits = [((r.end_ns or 0) - (r.sent_ns or 0)) / 1e9 for r in sent if r.outcome == "cancelled"]
+    note = f"the oldest had waited {units.duration(max(waits))}" if waits else ""
+    return Measure(len(waits) / len(sent), len(sent), note=note)
 
 
 def prefix_hits(evidence: Evidence) -> Measure:

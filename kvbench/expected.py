@@ -24,7 +24,8 @@ Traces = Mapping[TraceFile | None, Trace]
 @dataclass(frozen=True)
 class Expected:
     """One phase: how long it offers load (one that ends by a count then waits for the last answers). None: it depends on the
-    server, and `why` says how. most: its bound on time, where it has one and may end before it."""
+    server, and `why` says how. most: its bound on time, where it has one and may end before it. impulse: requests of one
+    instant, which `peak` (the rate beside them) leaves out."""
 
     name: str
     kind: str
@@ -34,6 +35,7 @@ class Expected:
     peak: float | None = None
     most: Seconds | None = None
     why: str = ""
+    impulse: int | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def _stress(arrivals: Any, before: Seconds | None, ladder: Ladder) -> Expected:
     for at, level in ladder.rungs():
         requests += level * (arrivals.exposure(before + at + ladder.every) - arrivals.exposure(before + at))
     peak = ladder.max * arrivals.peak(before + ladder.seconds)
-    return Expected("stress", "stress", requests, ladder.seconds, requests / ladder.seconds, peak, why=why)
+    impulse = round(ladder.max * arrivals.requests) if isinstance(arrivals, Burst) and arrivals.every else None
+    return Expected("stress", "stress", requests, ladder.seconds, requests / ladder.seconds, peak, why=why, impulse=impulse)
 
 
 def _expect(name: str, kind: str, arrivals: Any, time: Seconds, bound: float, traces: Traces) -> Expected:
@@ -147,9 +150,9 @@ def _expect(name: str, kind: str, arrivals: Any, time: Seconds, bound: float, tr
     if math.isinf(end):
         return Expected(name, kind, arrivals.exposure(math.inf), None, why="the shape ends before its bound on requests")
     requests = bound if last <= time else arrivals.exposure(time)
-    why = f"{arrivals.requests} at once" if isinstance(arrivals, Burst) else ""
+    impulse = arrivals.requests if isinstance(arrivals, Burst) and arrivals.first <= end else None
     mean = arrivals.exposure(end) / end if end else None
-    return Expected(name, kind, requests, end, mean, arrivals.peak(math.nextafter(end, 0.0)), why=why)
+    return Expected(name, kind, requests, end, mean, arrivals.peak(math.nextafter(end, 0.0)), impulse=impulse)
 
 
 def _replayed(name: str, kind: str, file: TraceFile, time: Seconds, bound: float, trace: Trace) -> Expected:

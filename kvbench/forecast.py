@@ -24,7 +24,7 @@ def forecast(scenario: Scenario) -> dict[str, Any]:
     known = [phase.requests for phase in steady if phase.requests is not None]
     requests = sum(known) if len(known) == len(steady) else None
     peaks = [phase.peak for phase in steady if phase.peak is not None]
-    kv = _kv(scenario, scenario.target, steady, each) if isinstance(scenario.target, Sim) and each else None
+    kv = _kv(scenario, scenario.target, phases, each) if isinstance(scenario.target, Sim) and each else None
     plan = {
         "name": scenario.name,
         "seed": scenario.seed,
@@ -38,6 +38,8 @@ def forecast(scenario: Scenario) -> dict[str, Any]:
         "context": _context(scenario, each),
         "kv": kv,
         "control": scenario.resolved()["control"],
+        "watch": scenario.resolved()["watch"],
+        "faults": [fault.told() for fault in scenario.target.faults] if isinstance(scenario.target, Sim) else [],
         "stop": [str(rule) for rule in scenario.stop],
         "budget": [str(line) for line in scenario.budget.lines] if scenario.budget else [],
         "timeouts": scenario.target.timeouts.model_dump() if isinstance(scenario.target, Http) else None,
@@ -80,7 +82,7 @@ def _context(scenario: Scenario, tokens: Tokens | None) -> dict[str, Any]:
     return {"longest": longest, "limit": limit, "fits": None if longest is None else longest <= limit, "why": ""}
 
 
-def _kv(scenario: Scenario, target: Sim, steady: list[Expected], tokens: Tokens) -> dict[str, Any]:
+def _kv(scenario: Scenario, target: Sim, phases: list[Expected], tokens: Tokens) -> dict[str, Any]:
     """Tokens expected alive at once (Little's law, answers at the step time this load makes) against the pool's. An estimate:
     nobody waits, no prefix is shared. None: at that rate prefill alone is more than the hardware does."""
     model, hardware, engine = target.load_model(), target.load_hardware(), target.load_engine()
@@ -100,13 +102,15 @@ def _kv(scenario: Scenario, target: Sim, steady: list[Expected], tokens: Tokens)
             running, held = min(rate * tokens.answer * step, engine.max_num_seqs), min(rate * tokens.held * step, 10.0 * whole)
         return held / whole
 
-    means = [phase.mean for phase in steady if phase.mean is not None]
-    peaks = [phase.peak for phase in steady if phase.peak is not None]
+    means = [phase.mean for phase in phases if phase.kind == "steady" and phase.mean is not None]
+    peaks = [phase.peak for phase in phases if phase.kind == "steady" and phase.peak is not None]
+    tops = [phase.peak for phase in phases if phase.kind == "stress" and phase.peak is not None]
     burst = scenario.workload.arrivals.requests if isinstance(scenario.workload.arrivals, Burst) else None
     return {
         "pool_tokens": whole,
         "prefill_seconds": prefill,
         "share_at_mean": alive(max(means, default=None)),
         "share_at_peak": alive(max(peaks, default=None)),
+        "share_at_stress": alive(max(tops, default=None)),
         "share_of_burst": burst * (tokens.prompt + tokens.answer / 2) / whole if burst else None,
     }

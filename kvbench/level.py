@@ -149,7 +149,8 @@ class Level:
         data = {"known": bool(self._good), "until": self._held, "tried": self._tried, "tries": self.retreat.tries}
         move = self._move(now, lower, why, data)
         if self._tried >= self.retreat.tries:
-            self._give_up(f"{self._tried} tries above it fell again" if self._tried else "no try is allowed")
+            returns = f"{self._tried} return{'s' if self._tried > 1 else ''} after a fall fell again"
+            self._give_up(returns if self._tried else "no try is allowed")
         return move
 
     def _give_up(self, why: str) -> None:

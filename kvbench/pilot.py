@@ -4,7 +4,7 @@ offered). Stop rules are asked here too. Reads closed slots, and has no clock of
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -116,7 +116,7 @@ class Pilot:
                 self._event(at, "watch", phase=phase.name, **decision.data)
                 self._move(phase, at, decision.move)
                 if decision.stop:
-                    self._stop(phase, at, str(decision.data.get("metric", "watch")), f"watch: {decision.stop}")
+                    self._stop(phase, at, "watch", str(decision.data.get("metric", "watch")), decision.stop)
         if watch is not None or phase.ladder is not None:
             self.tell(Sample(t=at, name="level", value=self.level.value, source="kvbench"))
 
@@ -129,14 +129,13 @@ class Pilot:
         for guard in self.guards if not self.stopped and phase.kind in GUARDED else ():
             reason = guard.check(self.slots, at, live)
             if reason is not None:
-                self._stop(phase, at, str(guard.rule), f"stop rule: {reason}")
+                self._stop(phase, at, "rule", str(guard.rule), reason)
                 return
 
-    def _stop(self, phase: Phase, at: Seconds, rule: str, reason: str) -> None:
-        """The event's reason is the bare one; the run's says who spoke."""
-        self.stopped = reason
-        bare = reason.partition(": ")[2]
-        self._event(at, "stop", rule=rule, reason=bare, phase=phase.name, phase_kind=phase.kind)
+    def _stop(self, phase: Phase, at: Seconds, by: Literal["rule", "watch"], rule: str, reason: str) -> None:
+        """The event's reason is the bare one; the run's says who spoke. `rule`: of the watch, the metric."""
+        self.stopped = f"{'stop rule' if by == 'rule' else 'watch'}: {reason}"
+        self._event(at, "stop", by=by, rule=rule, reason=reason, phase=phase.name, phase_kind=phase.kind)
 
     def _event(self, at: Seconds, kind: str, **data: Any) -> None:
         self.tell(Event(t=at, kind=kind, data=data))

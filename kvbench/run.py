@@ -278,10 +278,12 @@ class Run:
         return counts | {"unread": unread, "late": slots.late, "early": slots.early, "out_of_range": slots.out_of_range}
 
     def totals(self) -> dict[str, int]:
-        """Requests so far: done is over by any outcome, held waits at the gate."""
+        """Requests so far. Offered is the sum of the others: done is over by any outcome, held waits at the gate, shed gave up
+        there, unsent (told where there are any) was dropped or withdrawn."""
         driver = self.driver
-        return {"offered": driver.offered, "admitted": driver.admitted, "done": driver.over, "inflight": len(driver.live),
-                "held": len(self.gate)}  # fmt: skip
+        unsent = driver.stayed - driver.shed
+        return {"offered": driver.offered, "done": driver.over, "inflight": len(driver.live), "held": len(self.gate),
+                "shed": driver.shed, **({"unsent": unsent} if unsent else {})}  # fmt: skip
 
     def _event(self, kind: str, **data: Any) -> None:
         self._tell(Event(t=self.clock.now(), kind=kind, data=data))

@@ -105,7 +105,8 @@ class Reader:
             allowed = f"; allowed are {', '.join(names)}" if names else ""
             return reason or f"unknown key {path[-1]!r}{hint(path[-1], names)}{allowed}"
         if kind == "missing":
-            return "is missing"
+            example = example_at(self.schema(), source.data, path)
+            return f"is missing; for example {path[-1]}: {example}" if example else "is missing"
         if kind in ("value_error", "scenario"):
             return line["msg"].removeprefix("Value error, ")
         said = WORDS.get(kind, f"{line['msg'][0].lower()}{line['msg'][1:]}")
@@ -136,6 +137,17 @@ def as_written(path: KeyPath, data: Any) -> KeyPath:
 
 def keys_at(schema: Tree, data: Any, path: KeyPath) -> list[str]:
     """The keys that a mapping at `path` may have, by the JSON Schema; `data` decides between alternatives. [] where unknown."""
+    return list(_node_at(schema, data, path).get("properties", {}))
+
+
+def example_at(schema: Tree, data: Any, path: KeyPath) -> str:
+    """How the value at `path` may be written, by the JSON Schema; "" where it has no example of one line."""
+    found = _node_at(schema, data, path).get("examples", ())
+    return " or ".join(str(each) for each in found if isinstance(each, (str, int, float)))
+
+
+def _node_at(schema: Tree, data: Any, path: KeyPath) -> Tree:
+    """The schema's node for what `data` has at `path`; {} where it has none."""
     node = _narrow(schema, schema, data)
     for part in path:
         if isinstance(part, int):
@@ -144,9 +156,9 @@ def keys_at(schema: Tree, data: Any, path: KeyPath) -> list[str]:
             data = data.get(part) if isinstance(data, dict) else None
             inner = node.get("properties", {}).get(part, node.get("additionalProperties"))
         if not isinstance(inner, dict):
-            return []
+            return {}
         node = _narrow(inner, schema, data)
-    return list(node.get("properties", {}))
+    return node
 
 
 def _narrow(node: Tree, schema: Tree, data: Any) -> Tree:

@@ -24,6 +24,7 @@ from kvbench.metrics.slots import Slots
 from kvbench.metrics.window import Interval, statistic
 from kvbench.units import Duration, Span
 
+FEWEST = 20  # requests behind the first quantile that is supported, a p50
 OPTIONS = ("for", "hold", "over", "min_requests", "preallocated")
 PREALLOCATING = re.compile(r"vllm|sglang|tensorrt|trt-?llm|lmdeploy", re.IGNORECASE)  # as servers name themselves
 COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -78,7 +79,8 @@ class Rule(BaseModel):
     min_requests: int | None = Field(
         None,
         ge=0,
-        description="requests the statistic has to stand on; left out, the fewest that one bad request cannot decide",
+        description="requests the statistic has to stand on; left out, the fewest that one bad request cannot decide, "
+        "of a quantile at least 20",
     )
     preallocated: Literal["refused", "judged"] = Field(
         "refused", description="gpu_memory on a server that takes its memory when it starts: refused, or judged all the same"
@@ -114,7 +116,7 @@ class Rule(BaseModel):
             return self.min_requests
         name, limit = self.when.metric, self.when.limit
         if name.quantile is not None:
-            return math.ceil(1 / (1 - name.quantile) - 1e-9)  # fewer, and the quantile is the maximum
+            return max(FEWEST, math.ceil(1 / (1 - name.quantile) - 1e-9))  # fewer, and the quantile is the maximum
         if name.of.kind != "ratio":
             return 0
         worst = 1 - limit if name.of.better == "high" else limit
@@ -256,7 +258,7 @@ class Budget(BaseModel):
             none = stat.reason or "no samples"
             return Verdict(name=line.name, limit=limit, value=None, n=stat.n, verdict="not evaluated", reason=none)
         if stat.lower_bound and line.compare in ("<", "<=") and line.holds(stat.value):
-            kept, why = False, "the quantile falls among requests that timed out"  # at least this long, so not within the limit
+            kept, why = False, "the quantile falls among requests that got no answer"  # so it is not known to be within the limit
         elif not stat.supported:
             kept, why = line.holds(stat.value) and not self.strict, f"n={stat.n} is too few for {line.name}"
         else:

@@ -24,6 +24,7 @@ from kvbench.evidence import (
     resets_unconfirmed,
     sent_share,
     steady_requests,
+    unanswered,
     workers_lost,
 )
 
@@ -97,7 +98,8 @@ def _row(name: str, check: Check, evidence: Evidence) -> dict[str, Any]:
     row["level"] = crossed[0] if crossed else "NOTED" if noted else "OK"
     beyond = {">": "above", ">=": "at or above", "<": "below"}[check.worse]
     limit = f", {beyond} {amount(limits[crossed[0]], check.unit)}" if crossed else ""
-    row["text"] = f"{check.title}: {amount(found.value, check.unit)}{limit}"
+    beside = f"; {found.note}" if found.note else ""
+    row["text"] = f"{check.title}: {amount(found.value, check.unit)}{limit}{beside}"
     row["advice"] = check.advice if crossed else None
     return row
 
@@ -147,6 +149,10 @@ CHECKS: dict[str, Check] = {
     "steady_requests": Check(
         "requests in steady", "count", steady_requests, "<", 1000, 30,
         "run longer: tail percentiles need 1,000 requests (p99) or more"),
+    "unanswered": Check(
+        "sent in steady, without an end when the run ended", "share", unanswered, ">", 0.01, 0.10,
+        "these are missing from every share of errors: lengthen drain where the oldest is younger than a slow answer takes; "
+        "older, and the server hangs"),
     "prefix_hits": Check(
         "prefix hits of first requests", "share", prefix_hits, ">=", 0.01, 0.10,
         "the cache was not cold: empty it before the run (target.reset), restart the server, or keep the nonce on"),

@@ -17,6 +17,7 @@ from kvbench.problem import KeyPath, Problem, SourceError, describe, show
 MAX_BYTES = 2**20
 MAX_DEPTH = 40
 MAX_NODES = 50_000  # after aliases are expanded
+USUAL = Path("scenarios")  # where a file may be meant that is not where it was said to be
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # only its event parser is used; the C one is ten times faster
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
@@ -80,6 +81,10 @@ def read_file(path: Path) -> Source:
             raw = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
         raise _wrong(name, 1, "this is a directory, not a file") from None
+    except FileNotFoundError as error:
+        meant = next((each for each in (USUAL / path.name, USUAL / f"{path.name}.yaml") if each.is_file()), None)
+        hint = f" (did you mean {meant}?)" if meant else ""
+        raise SourceError([Problem(name, "", f"cannot be read: {error.strerror}{hint}")]) from None
     except OSError as error:
         raise _wrong(name, 1, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL byte in the path itself

@@ -294,6 +294,31 @@ def test_a_directory_a_missing_and_an_unreadable_file(tmp_path: Path) -> None:
         assert exit_code(str(path)) == 2
 
 
+def test_a_missing_file_has_no_line_and_may_be_meant_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scenarios").mkdir()
+    (tmp_path / "scenarios/wave.yaml").write_text(GOOD)
+    missing = "cannot be read: No such file or directory"
+    for name in ("wave", "wave.yaml", "elsewhere/wave.yaml"):
+        assert str(refused(Path(name))) == f"{name}: {missing} (did you mean scenarios/wave.yaml?)"
+    assert str(refused(Path("tide"))) == f"tide: {missing}"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "text"),
+    [
+        ("control={law: pid}", "control.setpoint: is missing; for example setpoint: 80% or 8 or 800ms"),
+        ("control={law: bucket}", "control.rate: is missing; for example rate: 2/s"),
+        ("workload.arrivals={shape: ramp, start: 1/s, end: 2/s}", "workload.arrivals.over: is missing; for example over: 5m"),
+        ("workload.classes.agent.prompt={dist: fixed}", "workload.classes.agent.prompt.value: is missing"),  # no example
+    ],
+)
+def test_a_missing_key_is_told_with_an_example(assignment: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "good.yaml"
+    path.write_text(GOOD)
+    assert str(refused(path, (assignment,))) == f"--set {assignment}: {text}"
+
+
 @pytest.mark.parametrize(
     ("assignment", "word"),
     [

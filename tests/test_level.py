@@ -160,7 +160,7 @@ def test_it_tries_again_by_half_the_step_each_time_and_then_keeps_the_level() ->
             falls.append(round(move.level, 4))
     assert rises == [1.2, 1.4, 1.6, 1.5, 1.45, 1.425, 1.45]  # 1.4 + 0.1, + 0.05, + 0.025 twice
     assert falls == [1.4, 1.4, 1.4, 1.425]
-    assert level.done == level.spent == "level 1.425 is kept: 3 tries above it fell again"
+    assert level.done == level.spent == "level 1.425 is kept: 3 returns after a fall fell again"
 
 
 def test_steady_climbs_back_to_where_it_was_and_no_further() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvbench import compose
+from kvbench.cli.check import lines
 from kvbench.endpoint import Http, Null, Sim
 from kvbench.forecast import forecast
 from kvbench.problem import SourceError
@@ -366,6 +367,15 @@ def test_warnings_carry_their_numbers(tmp_path: Path) -> None:
         "control={law: bucket, rate: 10/s, burst: 10, patience: 5s}",
     )
     assert "the last of a burst of 100 waits 9 s" in warned(*burst)
+    assert "About 40 of each burst's 100 are shed\n" in warned(*burst) + "\n"  # 10 at once, 50 in 5 s; one burst in a minute
+    five = warned(*burst, "phases.steady.for=5m")
+    assert "About 40 of each burst's 100 are shed: 200 in the 5 bursts of steady" in five
+    assert "fault" not in warned("target.faults=[{kind: stall, at: 59s}]")
+    late = warned("target.faults=[{kind: stall, at: 2m}]")
+    assert "fault stall: it begins at 2m00s and the run offers load for 1m00s, so it may never begin" in late
+    assert "a share is 0 % to 100 %, so it cannot fire" in warned("stop=[{kv_usage: '> 900%'}]")
+    assert "a share is 0 % to 100 %, so it always fires" in warned("stop=[{kv_usage: '< 101%'}]")
+    assert "a share is" not in warned("stop=[{kv_usage: '>= 100%'}, {response_ttft_p99: '> 2s'}]")
     assert "so it cannot fire" in warned("stop=[{kv_usage: '>= 90%', for: 2m}]")
     assert "it needs 1000 and sees about 20 requests in 10 s" in warned("stop=[{success_rate: '< 99%', min_requests: 1000}]")
     assert "nonce is off" in warned("workload.nonce=off")
@@ -385,3 +395,58 @@ phases: {{steady: {{for: 60s}}}}
 """
     (tmp_path / "s.yaml").write_text(text)
     assert load(tmp_path / "s.yaml").workload.arrivals.seed == seed
+
+
+def printed(tmp_path: Path, *overrides: str) -> str:
+    return "\n".join(lines(forecast(scenario(tmp_path, FLAT, *overrides))))
+
+
+@pytest.mark.parametrize(
+    ("control", "row"),
+    [
+        ("{law: none}", "none; everything is sent as it falls due"),
+        ("{law: none, inflight: 64, patience: 5s}", "none; at most 64 in flight; patience 5 s"),
+        ("{law: bucket, rate: 4/s, burst: 20, patience: 1500ms}", "bucket; rate 4/s, burst 20; patience 1.5 s"),
+        ("{law: pid, setpoint: 80%}", "setpoint 80 %"),
+        ("{law: pid, signal: ttft, setpoint: 800ms, inflight: 9}", "signal ttft, setpoint 800 ms"),
+        ("{law: pid, signal: waiting, setpoint: 8}", "setpoint 8"),
+        ("{law: pid, setpoint: 80%, kp: 0.5, retry_after: 5s}", "kp 0.5"),
+        ("{law: queue_feedback, target_queue: 8}", "queue_feedback; kv_limit 90 %, target_queue 8; patience 30 s"),
+        ("{law: learned}", "learned; policy chaos"),
+    ],
+)
+def test_the_plan_shows_the_law(control: str, row: str, tmp_path: Path) -> None:
+    text = printed(tmp_path, f"control={control}")
+    (line,) = (line for line in text.splitlines() if line.startswith("  control   "))
+    assert row in f"{line} "
+    assert "inf" not in line.replace("in flight", "")
+
+
+def test_the_plan_shows_watch_and_faults(tmp_path: Path) -> None:
+    faults = "[{kind: slow, at: 20s, for: 5s, factor: 3}, {kind: refuse, at: 30s, share: 20%}, {kind: stall, at: 40s, for: 1s}]"
+    text = printed(tmp_path, f"target.faults={faults}", "watch={metrics: [ttft_p50, kv_usage], action: rollback}")
+    for row in (
+        "  watch     ttft_p50, kv_usage; 3 sigma worse in 2 of 3 windows of 10 s; then rollback\n",
+        "  fault     slow at 20 s for 5 s, factor 3\n", "  fault     refuse at 30 s to the end, share 20 %\n",
+        "  fault     stall at 40 s for 1 s\n",
+    ):  # fmt: skip
+        assert row in text
+    assert "  watch  " not in printed(tmp_path)
+
+
+def test_kv_at_the_top_of_stress(tmp_path: Path) -> None:
+    """What five times the rate keeps alive is what a steady load of five times the rate does."""
+    stress = forecast(scenario(tmp_path, FLAT, "phases.stress={step: 100%, every: 10s, max: 5x}"))["kv"]
+    fivefold = forecast(scenario(tmp_path, FLAT, "workload.arrivals.rate=10/s"))["kv"]
+    assert stress["share_at_stress"] == pytest.approx(fivefold["share_at_peak"])
+    assert stress["share_at_stress"] > stress["share_at_peak"]
+    assert "at stress's top" in printed(tmp_path, "phases.stress={step: 100%, every: 10s, max: 5x}")
+
+
+def test_the_peak_of_a_burst_is_its_crowd(tmp_path: Path) -> None:
+    burst = "workload.arrivals={shape: burst, requests: 100, every: 20s, background: 1/s}"
+    row = next(line for line in printed(tmp_path, burst).splitlines() if line.startswith("  steady"))
+    assert row.split("  ")[-1].strip() == "100 at once"
+    late = "workload.arrivals={shape: burst, requests: 100, first: 90s, background: 1/s}"  # steady is over before it comes
+    row = next(line for line in printed(tmp_path, late).splitlines() if line.startswith("  steady"))
+    assert row.split()[-1] == "1/s"

@@ -11,7 +11,7 @@ from tests.whole import ROOT, Whole, simulated
 
 SHORT = {
     "burst": ["phases.steady.for=3m"],
-    "stair": ["phases.steady.for=10m", "workload.arrivals.every=50s"],
+    "stair": ["phases.steady.for=6m", "workload.arrivals.every=30s"],
     "wave": ["phases.steady.for=5m"],
     "chaos": ["phases.steady.for=5m"],
 }

@@ -101,9 +101,11 @@ def test_success_rate_waits_for_enough_requests() -> None:
 @pytest.mark.parametrize(
     ("keys", "needs"),
     [
-        ({"response_ttft_p99": "> 10s"}, 100), ({"ttft_p50": "> 1s"}, 2), ({"error_rate": "> 1%"}, 100),
+        ({"response_ttft_p99": "> 10s"}, 100), ({"ttft_p50": "> 1s"}, 20), ({"tpot_p90": "> 1s"}, 20),
+        ({"ttft_p95": "> 1s"}, 20), ({"error_rate": "> 1%"}, 100),
         ({"error_rate": "> 0%"}, 1), ({"kv_usage": "> 90%"}, 0), ({"ok_rate": "< 1/s"}, 0),
         ({"ttft_p99": "> 1s", "min_requests": 7}, 7),
+        ({"ttft_p50": "> 1s", "min_requests": 2}, 2),
     ],
 )  # fmt: skip
 def test_the_fewest_requests_that_one_bad_one_cannot_decide(keys: dict[str, Any], needs: int) -> None:
@@ -271,6 +273,6 @@ def test_a_thin_quantile_is_marked_or_fails_when_strict() -> None:
 
 def test_a_lower_bound_cannot_pass_a_limit_from_below() -> None:
     line = budget(response_p99="10s").judge({"response_p99": Stat(3.0, 2000, lower_bound=True)})[0]
-    assert (line.verdict, line.reason) == ("fail", "the quantile falls among requests that timed out")
+    assert (line.verdict, line.reason) == ("fail", "the quantile falls among requests that got no answer")
     above = budget(response_p99="10s").judge({"response_p99": Stat(30.0, 2000, lower_bound=True)})[0]
     assert (above.verdict, above.value) == ("fail", 30.0)

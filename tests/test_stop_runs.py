@@ -114,6 +114,21 @@ def test_a_hung_server_fires_by_the_ages_of_what_it_does_not_answer(tmp_path: Pa
     assert {record.outcome for record in unanswered} == {"cancelled"}
 
 
+def test_a_server_that_hangs_passes_nothing(tmp_path: Path) -> None:
+    """No request fails: what it does not answer is cut off at the end of drain. The run says so, and no latency budget is met."""
+    text = STEADY.replace("RULES", '[{success_rate: "< 90%"}]\nbudget: {error_rate: 1%, response_ttft_p99: 1s}')
+    text = text.replace("FAULTS", "[{kind: stall, at: 60s}]").replace("constant, rate: RATE/s", "poisson, rate: 6/s")
+    text = text.replace("PROMPT", "64").replace("OUTPUT", "8").replace("{for: MINUTESm}", "{for: 4m}, drain: {for: 1m}")
+    run = simulated(text, tmp_path)
+    total = run.summary["accounting"]["total"]
+    assert total["cancelled"] > 2 * total["ok"] > 0
+    assert run.summary["outcomes"]["error_rate"] == 0
+    assert (run.code, run.summary["verdict"]["verdict"]) == (4, "INVALID")
+    assert "without an end when the run ended" in run.why
+    assert "the oldest had waited 4m" in run.why  # sent at 60, cut off at 300
+    assert [row["status"] for row in run.summary["budgets"]] == ["pass", "fail"]
+
+
 def test_a_server_that_hangs_for_eight_seconds_does_not(tmp_path: Path) -> None:
     run = guarded(tmp_path, "[{kind: stall, at: 120s, for: 8s}]", minutes=4)
     assert run.code == 0

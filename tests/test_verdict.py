@@ -44,7 +44,7 @@ def test_the_thresholds_are_those_of_the_design() -> None:
         "connect_p99": (">", 0.005, 0.050), "dropped_share": (">", 0, 0.01), "steady_requests": ("<", 1000, 30),
         "prefix_hits": (">=", 0.01, 0.10), "server_requests": (">", 0.01, 0.10), "collector_gap": (">", 3, None),
         "count_mismatch": (">", 0.02, 0.20), "workers_lost": (">", None, 0), "clock_steps": (">", None, None),
-        "recompute_in_hits": (">", None, None), "resets_unconfirmed": (">", 0, None),
+        "recompute_in_hits": (">", None, None), "resets_unconfirmed": (">", 0, None), "unanswered": (">", 0.01, 0.10),
     }  # fmt: skip
 
 
@@ -131,6 +131,33 @@ def test_few_releases_are_not_measured() -> None:
 def test_dropped_by_the_tool(dropped: int, expected: str) -> None:
     records = [lost(k, k * 0.05, "dropped") if k < dropped else record(k, k * 0.05) for k in range(2000)]
     assert level("dropped_share", records=records) == expected
+
+
+def cut(number: int) -> list[Record]:
+    """2,000 sent in steady, the first `number` of which the end of the run at 340 s cut off."""
+    hung = [lost(k, k * 0.05, "cancelled", after=340 - k * 0.05) for k in range(number)]
+    return hung + [record(k, k * 0.05) for k in range(number, 2000)]
+
+
+@pytest.mark.parametrize(("number", "expected"), [(0, "OK"), (20, "OK"), (21, "DEGRADED"), (200, "DEGRADED"), (201, "INVALID")])
+def test_what_steady_sent_and_nobody_answered(number: int, expected: str) -> None:
+    assert level("unanswered", records=cut(number)) == expected
+
+
+def test_unanswered_is_of_what_steady_sent_and_tells_the_age_of_the_oldest() -> None:
+    """Of the 500 cut off 100 were warm-up's and 100 never left: 300 of 1,800, the oldest of them due at 10 s."""
+    records = cut(500)
+    for k in range(100):
+        records[k].measured, records[400 + k].sent_ns = False, None
+    (row,) = (row for row in judge(evidence(records=records))["checks"] if row["check"] == "unanswered")
+    assert (row["value"], row["n"]) == (pytest.approx(300 / 1800), 1800)
+    assert "the oldest had waited 5m" in row["text"]  # 335 s
+    assert "lengthen drain" in row["advice"]
+    assert "hangs" in row["advice"]
+
+
+def test_what_a_signal_cut_off_is_not_judged() -> None:
+    assert level("unanswered", records=cut(1000), events=[Event(t=340.0, kind="signal", data={"signal": "SIGINT"})]) is None
 
 
 def test_g01_prefix_hits_of_requests_that_should_find_nothing() -> None:

@@ -95,13 +95,14 @@ def test_mark_marks_and_leaves_the_load_alone(tmp_path: Path) -> None:
 def test_stop_ends_the_run_as_a_stop_rule_does(tmp_path: Path) -> None:
     found = run(tmp_path, 1, "{steady: {for: 5m}}", action="stop")
     assert found.code == 5
+    assert found.why.startswith("the watch ended steady: ")
     assert "sigmas" in found.why
     assert FAULT < decisions(found, "stop")[0]["t"] <= FAULT + 30
 
 
 def healthy(folder: Path, name: str, seed: int, length: str) -> list[dict[str, Any]]:
     text = (ROOT / "scenarios" / f"{name}.yaml").read_text() + "\nwatch: {sigma: 3}\n"
-    found = simulated(text, folder, f"seed={seed}", f"phases.steady.for={length}", "stop=[]", "control={law: none}")
+    found = simulated(text, folder, f"seed={seed}", f"phases.steady.for={length}", "stop=[]")
     return decisions(found, "anomaly")
 
 
@@ -110,9 +111,10 @@ def test_twenty_minutes_of_wave_are_quiet(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "length", "hours"), [("wave", "1h", 1.0), ("stair", "35m", 35 / 60)])
+@pytest.mark.parametrize(("name", "length", "hours"), [("wave", "1h", 1.0), ("stair", "1h", 1.0)])
 def test_healthy_hours_raise_less_than_one_alarm_in_four(tmp_path: Path, name: str, length: str, hours: float) -> None:
-    """At 3 sigma with the default metrics. wave fills the cache at every crest; stair is stopped before it breaks the server."""
+    """At 3 sigma with the default metrics, under the scenario's own law: without one the crests of wave and the top of stair fill
+    the cache, which is no healthy hour."""
     alarms, seeds = 0, range(1, 9)
     for seed in seeds:
         (tmp_path / str(seed)).mkdir()

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-ROWS = 30  # phases that are printed; --json has all of them
+ROWS = 12  # phases that are printed; --json has all of them
 
 
 def check(
@@ -45,7 +45,7 @@ def lines(plan: dict[str, Any]) -> list[str]:
         f"  target    {plan['target']['kind']}  {target}",
         f"  arrivals  {plan['arrivals']['shape']}  {shape}",
         "",
-        f"  {'phase':<12}{'load for':>10}{counted:>12}{'mean':>10}{'peak':>10}",
+        f"  {'phase':<12}{'load for':>10}{counted:>12}{'mean':>10}{'peak':>15}",
         *_phases(plan["phases"]),
         "",
         f"  tokens    {_tokens(plan['tokens'])}",
@@ -56,6 +56,10 @@ def lines(plan: dict[str, Any]) -> list[str]:
     if plan["timeouts"]:
         limits = (f"{name} {'none' if value == 'inf' else units.duration(value)}" for name, value in plan["timeouts"].items())
         rows.append(f"  timeouts  {', '.join(limits)}; retries {plan['target'].get('retries', 0)}")
+    rows.append(f"  control   {_control(plan['control'])}")
+    if plan["watch"]:
+        rows.append(f"  watch     {_watch(plan['watch'])}")
+    rows += [f"  fault     {_fault(fault)}" for fault in plan["faults"]]
     rows += [f"  stop      {rule}" for rule in plan["stop"]]
     rows += [f"  budget    {line}" for line in plan["budget"]]
     rows += [f"  file      {file['file']} ({units.size(file['bytes'])})" for file in plan["files"]]
@@ -78,8 +82,9 @@ def _phase(phase: dict[str, Any]) -> str:
     time = units.duration(phase["seconds"]) if phase["seconds"] is not None else f"<= {limit}" if limit != "-" else limit
     requests = "-" if phase["requests"] is None else f"{phase['requests']:,.0f}"
     mean, peak = (_rate(phase[key]) for key in ("mean", "peak"))
+    peak = f"{phase['impulse']:,} at once" if phase["impulse"] else peak
     why = f"  ({phase['why']})" if phase["why"] else ""
-    return f"  {phase['name']:<12}{time:>10}{requests:>12}{mean:>10}{peak:>10}{why}"
+    return f"  {phase['name']:<12}{time:>10}{requests:>12}{mean:>10}{peak:>15}{why}"
 
 
 def _time(seconds: float | None, most: float | None) -> str:
@@ -111,9 +116,52 @@ def _value(value: Any, node: dict[str, Any], defs: dict[str, Any]) -> str:
     if isinstance(value, dict):
         return f"({_settings(value, next((option for option in options if 'properties' in option), {}), defs)})"
     example = str(next((option["examples"][0] for option in options if "examples" in option), ""))
-    if not isinstance(value, float) or not example:
+    if not isinstance(value, float) or not example or example.isdigit():
         return f"{value:g}" if isinstance(value, float) else str(value)
     return units.share(value) if example.endswith("%") else f"{value:g}/s" if example.endswith("/s") else units.duration(value)
+
+
+def _control(control: dict[str, Any]) -> str:
+    """The law with what it needs and what differs from its defaults, then what holds at every gate."""
+    from kvbench import units
+    from kvbench.control.law import SIGNALS, Open
+    from kvbench.control.laws import LAWS
+
+    law = LAWS[control["law"]]
+    tree = law.model_json_schema()
+    own = [name for name in law.model_fields if name not in Open.model_fields]
+    main = {name for name in own if control[name] != law.model_fields[name].default} | {*law.example, "signal", "kv_limit"}
+    nodes = tree["properties"]
+    if "setpoint" in nodes:
+        nodes["setpoint"] = {"examples": [SIGNALS[control["signal"]].example]}
+    told = [control["law"], _settings({name: control[name] for name in own if name in main}, tree, tree.get("$defs", {}))]
+    if control["inflight"]:
+        told.append(f"at most {control['inflight']:,} in flight")
+    if control["law"] == "none" and not control["inflight"]:
+        told.append("everything is sent as it falls due")
+    else:
+        told.append(f"patience {units.duration(control['patience'])}")
+    if control["retry_after"]:
+        told.append(f"a Retry-After of up to {units.duration(control['retry_after'])} is heeded")
+    return "; ".join(part for part in told if part)
+
+
+def _watch(watch: dict[str, Any]) -> str:
+    from kvbench import units
+
+    votes = f"{watch['confirm']} of {watch['of']} windows of {units.duration(watch['window'])}"
+    return f"{', '.join(watch['metrics'])}; {watch['sigma']:g} sigma worse in {votes}; then {watch['action']}"
+
+
+def _fault(fault: dict[str, Any]) -> str:
+    from kvbench import units
+    from kvbench.engine.faults import FAULTS
+
+    tree = FAULTS[fault["kind"]].model_json_schema()
+    rest = {key: value for key, value in fault.items() if key not in ("kind", "at", "for")}
+    lasts = f"for {units.duration(fault['for'])}" if fault["for"] is not None else "to the end"
+    told = _settings(rest, tree, tree.get("$defs", {}))
+    return f"{fault['kind']} at {units.duration(fault['at'])} {lasts}{', ' if told else ''}{told}"
 
 
 def _rate(value: float | str | None) -> str:
@@ -145,7 +193,8 @@ def _kv(kv: dict[str, Any]) -> str:
         ("share_at_mean", "alive at the mean rate"),
         ("share_at_peak", "at the peak"),
         ("share_of_burst", "in one burst"),
+        ("share_at_stress", "at stress's top"),
     ):
-        if kv[key] is not None:
+        if kv[key] is not None and not (key == "share_at_peak" and kv["share_of_burst"]):  # there the burst is the peak
             parts.append(f"{units.share(kv[key]) if kv[key] < 10 else 'over 1,000 %'} {what}")
     return "; ".join(parts) + " (estimate: no queue, no sharing)"

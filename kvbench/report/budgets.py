@@ -1,7 +1,8 @@
 """Limits for the whole run, each with its value, its n and a verdict. One without samples is not evaluated, and that fails.
 
-Latencies are held to their limits with timeouts counted in: a request that timed out took at least as long as we waited, so a
-quantile that falls among the timeouts cannot meet an upper limit, however short the wait was.
+Latencies are held to their limits with what got no answer counted in: a request that timed out, or that was in flight when the
+run ended, took at least as long as we waited, so a quantile that falls among them cannot meet an upper limit, however short the
+wait was.
 """
 
 from collections.abc import Mapping

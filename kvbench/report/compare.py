@@ -117,20 +117,24 @@ def _row(summary: Summary, files: RunFiles, aim: Aim | None, longest: Seconds) -
         "exit": summary["exit"],
         "steady_seconds": seconds,
         "cut": longest - seconds > 1,
+        "holds": aim is not None and aim_of(files) == aim,
         "told": held["told"],
         "measures": {name: {**measure.read(summary, held), "best": False} for name, measure in MEASURES.items()},
     }
 
 
 def _mark(name: str, measure: Measure, rows: Mapping[str, dict[str, Any]]) -> None:
-    """Mark the best of one measure; nothing where fewer than two can be compared, or all are alike."""
-    cells = [row["measures"][name] for row in rows.values() if not row["cut"]]
+    """Mark the best of one measure; nothing where fewer than two can be compared, or all are alike. How well a set-point was held
+    is between the laws that hold it, where there are two: another law may be nearer by chance, and is never marked."""
+    whole = [row for row in rows.values() if not row["cut"]]
+    held = [row for row in whole if row["holds"] or name not in control.TRACKED]
+    cells = [row["measures"][name] for row in (held if len(held) > 1 else whole)]
     known = [cell["value"] for cell in cells if cell["value"] is not None]
     if not measure.better or len(known) < 2 or min(known) == max(known):
         return
     best = min(known) if measure.better == "low" else max(known)
-    for cell in cells:
-        cell["best"] = cell["value"] == best
+    for row in held:
+        row["measures"][name]["best"] = row["measures"][name]["value"] == best
 
 
 def table(found: Mapping[str, Any]) -> RenderableType:
@@ -144,7 +148,7 @@ def table(found: Mapping[str, Any]) -> RenderableType:
         cells = [row["measures"][name] for row in laws.values()]
         if any(cell["value"] is not None for cell in cells):
             unit = (aim or {}).get("unit") if measure.unit == "signal" else measure.unit
-            grid.add_row(measure.title, *(_cell(cell, unit) for cell in cells))
+            grid.add_row(_title(name, measure, aim), *(_cell(cell, unit) for cell in cells))
     grid.add_row("verdict", *(row["verdict"] for row in laws.values()))
     grid.add_row("exit code", *(str(row["exit"]["code"]) for row in laws.values()))
     held = f"held to {aim['signal']} {amount(aim['set_point'], aim['unit'])}; " if aim else ""
@@ -152,6 +156,14 @@ def table(found: Mapping[str, Any]) -> RenderableType:
     lines = [Text(f"* best of its row. {held}{same} (digest {offered['digest']})", style="dim")]
     lines += [Text(note) for note in _notes(laws)]
     return block("Laws", Group(grid, *lines))
+
+
+def _title(name: str, measure: Measure, aim: Mapping[str, Any] | None) -> str:
+    """With the unit that its cells do not show: those of a time or a share do."""
+    unit = (aim or {}).get("unit") or "requests"
+    if name == "iae":
+        return f"{measure.title}, {unit} x s"
+    return f"{measure.title}, requests" if measure.unit == "signal" and unit == "requests" else measure.title
 
 
 def _cell(cell: Mapping[str, Any], unit: str | None) -> Text:

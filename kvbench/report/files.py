@@ -6,7 +6,7 @@ the middle that does not decode (a disk that filled up and was freed again) is d
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -33,8 +33,17 @@ class _Warmup(msgspec.Struct):
     policy: str | None = None
 
 
+class _Epoch(msgspec.Struct):
+    classes: dict[str, dict[str, Any] | None] | None = None
+
+
+class _Steady(msgspec.Struct):
+    epochs: list[_Epoch] | None = None
+
+
 class _Phases(msgspec.Struct):
     warmup: _Warmup | None = None
+    steady: _Steady | None = None
 
 
 class _Control(msgspec.Struct):
@@ -141,6 +150,7 @@ class _Stop(msgspec.Struct):
     reason: str
     phase: str
     phase_kind: str
+    by: Literal["rule", "watch"] = "rule"
 
 
 class _Signal(msgspec.Struct):

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from kvbench import units
-from kvbench.report import baseline_rows, chart, loops, render
+from kvbench.report import baseline_rows, chart, loops, outcome, render
 from kvbench.report.files import RunFiles
 from kvbench.report.intervals import STATISTICS
 
@@ -80,7 +80,7 @@ def _facts(summary: Mapping[str, Any]) -> str:
     run, stop, head = summary["run"], summary["stop"], summary["headline"]
     rows = [
         ("headline", f"{head['n']:,} {head['cohort']}; rates over {units.duration(head['seconds'])}"),
-        ("ended", f"{stop['kind']}: {stop['reason']}, after {units.duration(stop['seconds'])}"),
+        ("ended", f"{outcome.ended(stop)}, after {units.duration(stop['seconds'])}"),
         *((name, run[name]) for name in ("clock", "seed", "nonce", "started")),
         ("target", render.described(summary["target"])),
         ("tokenizer", ", ".join(f"{key} {value}" for key, value in summary["tokenizer"].items())),

@@ -34,7 +34,7 @@ def cases(summary: Mapping[str, Any]) -> list[Case]:
         )
         for row in summary["budgets"]
     ]
-    fired = stop["rule"] if stop["kind"] == "rule" else None
+    fired = stop["rule"] if stop["by"] == "rule" else None
     for row in summary["stop_rules"]:
         ended = f"ended {stop['phase']}: {stop['reason']}" if row["rule"] == fired else None
         unread = f"not evaluated: {row['why']}" if row["checks"] and row["unread"] == row["checks"] else None
@@ -42,7 +42,8 @@ def cases(summary: Mapping[str, Any]) -> list[Case]:
     invalid = "; ".join(row["text"] for row in verdict["reasons"] if row["level"] == "INVALID")
     found.append(("verdict", "the run can be trusted", invalid or None))
     code, why = summary["exit"]["code"], summary["exit"]["reason"]
-    found.append(("run", "requests succeeded and the run ended in order", why if code not in (0, 3, 4, 5) else None))
+    told = (0, 3, 4) if stop["by"] == "watch" else (0, 3, 4, 5)  # codes whose reason is a case above, or none
+    found.append(("run", "requests succeeded and the run ended in order", why if code not in told else None))
     return found
 
 

@@ -14,7 +14,7 @@ from kvbench.report.intervals import Floats, describe, describe_gaps, nothing, r
 COALESCED = 1.5  # token-bearing events per network read above which gaps between events are the network's, not the server's
 SECOND: Nanos = 10**9
 LATE: Nanos = 20_000_000  # after its release, from which a send is part of a catch-up
-CENSORED = ("ttft", "response_ttft", "ttfc", "e2e", "response")  # what a timeout says something about
+CENSORED = ("ttft", "response_ttft", "ttfc", "e2e", "response")  # what a request without an end says something about
 
 
 class Cohort:
@@ -44,16 +44,17 @@ class Cohort:
 
 
 def table(cohort: Cohort, seed: int) -> dict[str, Any]:
-    """Every latency metric with its statistics; where timeouts happened, beside it the quantiles that count them too."""
+    """Every latency metric with its statistics; where requests timed out or were cut off by the end
+    of the run, beside it the quantiles that count them too."""
     found: dict[str, Any] = {}
-    timeouts = [record.outcome == "timeout" for record in cohort.records]
+    endless = any(unanswered(record) for record in cohort.records)
     for name, formula in request.FORMULAS.items():
         values = cohort.values(name)
         population = "ended ok" if formula.server else "every request that got so far"
         row = describe(values, "s", seed) if len(values) else nothing(_why_none(cohort, name))
         found[name] = {**row, "population": population}
-        if name in CENSORED and any(timeouts):
-            found[name]["with_timeouts"] = _with_timeouts(cohort, name, timeouts)
+        if name in CENSORED and endless:
+            found[name]["with_timeouts"] = _with_timeouts(cohort, name)
     found |= gaps(cohort, seed)
     n = len(cohort.values("tpot"))
     rough = sum(request.approximate(r) for r, ok in zip(cohort.records, cohort.ok, strict=True) if ok and len(r.token_ns) > 1)
@@ -70,28 +71,45 @@ def _why_none(cohort: Cohort, name: str) -> str:
     return "no request had the tokens for it" if streamed else "not streaming"
 
 
-def _with_timeouts(cohort: Cohort, name: str, timeouts: Sequence[bool]) -> dict[str, Any]:
-    """Quantiles over ended ok and timed out: one that timed out took at least as long as we waited, so it sorts last."""
+def unanswered(record: Record) -> bool:
+    """Sent, and given up: by a timeout, or because the run ended."""
+    return record.outcome == "timeout" or (record.outcome == "cancelled" and record.sent_ns is not None)
+
+
+def _with_timeouts(cohort: Cohort, name: str) -> dict[str, Any]:
+    """Quantiles over ended ok, timed out and cut off. One that timed out took at least as long as we waited, and sorts last. One
+    that the end of the run cut off is right-censored at its age: the last few of a healthy run say little, a crowd that waits
+    longer than any answer took sorts last too."""
     formula = request.FORMULAS[name]
     column = cohort.columns[name]
     known = [float(column[k]) for k in np.flatnonzero(cohort.ok & ~np.isnan(column))]
-    ages: list[Seconds] = []
+    ages: dict[str, list[Seconds]] = {"timeout": [], "cancelled": []}
     for k, record in enumerate(cohort.records):
-        if not timeouts[k]:
+        if not unanswered(record):
             continue
         if formula.at != "done" and not np.isnan(column[k]):
-            known.append(float(column[k]))  # its first token came; what timed out is the rest
+            known.append(float(column[k]))  # its first token came; what is missing is the rest
             continue
         since = record.due_ns if formula.since == "due" else record.sent_ns or record.release_ns or record.due_ns
-        ages.append(((record.end_ns or since) - since) / 1e9)
-    ordered = np.sort(np.array(known + [np.inf] * len(ages)))
-    row: dict[str, Any] = {"n": len(ordered), "timeouts": len(ages), "at_least": []}
+        ages[record.outcome].append(((record.end_ns or since) - since) / 1e9)
+    timeouts, cut = len(ages["timeout"]), len(ages["cancelled"])
+    values, reached = _reached(np.array(known), np.array(ages["cancelled"]), timeouts)
+    row: dict[str, Any] = {"n": len(known) + timeouts + cut, "timeouts": timeouts, "cancelled": cut, "at_least": []}
     for label, q in QUANTILES.items():
-        value = float(ordered[max(1, int(np.ceil(q * len(ordered) - 1e-9))) - 1])
-        row[label] = max(ages) if np.isinf(value) else value
-        if np.isinf(value):
+        at = int(np.searchsorted(reached, q - 1e-10))
+        row[label] = float(values[at]) if at < len(values) else max([*known, *ages["timeout"], *ages["cancelled"]])
+        if at == len(values):
             row["at_least"].append(label)
     return row
+
+
+def _reached(known: Floats, ages: Floats, beyond: int) -> tuple[Floats, Floats]:
+    """Kaplan-Meier: (values in order, share of all requests at or below each). `ages` are right-censored there, `beyond` more lie
+    above every value. Without ages the share of the k-th of n is k / n."""
+    values = np.sort(known)
+    over = len(ages) - np.searchsorted(np.sort(ages), values)  # still waiting at that value
+    at_risk = np.arange(len(values), 0, -1) + over + beyond
+    return values, np.asarray(1 - np.cumprod(1 - 1 / at_risk), np.float64)
 
 
 def gaps(cohort: Cohort, seed: int) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def levels(files: RunFiles, found: Sequence[Phase], rates: Rates) -> dict[str, A
     return {
         "rungs": [_row(rung, files, rates) for rung in climbed] if moved else [],
         "last": climbed[-1].level if climbed else None,
-        "stress": _stress(stress, rates) if stress else {"held": None, "reason": "no stress phase ran"},
+        "stress": _stress(stress, files, rates) if stress else {"held": None, "reason": "no stress phase ran"},
         "reason": None if moved else "the level was 1 all the time",
     }
 
@@ -82,13 +82,22 @@ def _rates(rung: Rung, rates: Rates) -> dict[str, Any]:
     return {f"{name}_rate": n / seconds if seconds > 0 else None for name, n in counts.items()} | {"n": counts}
 
 
-def _stress(stress: Sequence[Rung], rates: Rates) -> dict[str, Any]:
-    """The highest level that was held, with its rates; the highest that was tried; how the phase ended."""
+def _stress(stress: Sequence[Rung], files: RunFiles, rates: Rates) -> dict[str, Any]:
+    """The highest level that was held, with its rates; the highest that was tried; how the phase ended; what failed."""
     held = [rung for rung in stress if rung.held]
     best = max(held, key=lambda rung: (round(rung.level, 9), rung.end - rung.start), default=None)  # of equal ones the longest
     last = stress[-1]
     why = last.ended or "the files end before it did"
     row = {"highest": max(rung.level for rung in stress), "ended_at": last.level, "ended": why}
+    row["failed"] = _failed([rung for rung in stress if not rung.held and (best is None or rung.level > best.level)], files)
     if best is None:
         return row | {"held": None, "reason": f"no level was held: level {last.level:.4g} ended by {why}"}
     return row | {"held": best.level, "seconds": best.end - best.start, **_rates(best, rates), "reason": None}
+
+
+def _failed(above: Sequence[Rung], files: RunFiles) -> dict[str, Any] | None:
+    """What the server said of itself at the last level that was not held, above every one that was; None where there is none."""
+    if not above:
+        return None
+    engine = cache.engine(files.samples, above[-1].start, above[-1].end)
+    return {"level": above[-1].level} | {name: engine[name] for name in ("kv_usage", "waiting", "preemptions_total")}

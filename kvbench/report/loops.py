@@ -92,7 +92,9 @@ def _stress(found: Mapping[str, Any]) -> list[Text]:
     if found["held"] is None:
         return [Text(found["reason"])]
     rates = f"{number(found, 'offered_rate')}/s offered, {number(found, 'ok_rate')}/s ok"
-    return [Text(f"held up to level {found['held']:.4g} ({rates}); ended at {found['ended_at']:.4g}: {found['ended']}")]
+    named = found["ended"].startswith(f"level {found['ended_at']:.4g} ")  # the level's own reason says it
+    where = "" if named else f" at {found['ended_at']:.4g}"
+    return [Text(f"held up to level {found['held']:.4g} ({rates}); ended{where}: {found['ended']}")]
 
 
 def watch(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -102,8 +104,8 @@ def watch(summary: Mapping[str, Any], width: int) -> RenderableType:
     counts = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in found["counts"].items()) or "no window was judged"
     lines = [Text(f"windows and decisions: {counts}")]
     lines += [Text(unjudged(name, told)) for name, told in found["skipped"].items()]
-    lines += [Text(decided(row)) for row in found["decisions"][:MOST]]
-    return block("Watch", Group(*lines, *_rest(len(found["decisions"]), "decisions")))
+    lines += [Text(decided(row)) for row in found["decisions"][-MOST:]]
+    return block("Watch", Group(*lines, *_rest(len(found["decisions"]), "earlier decisions")))
 
 
 def unjudged(name: str, told: Mapping[str, int]) -> str:

@@ -6,7 +6,10 @@ from kvbench import units
 from kvbench.report.files import RunFiles
 
 OFF_BY = 0.02  # relative difference of asked and got lengths that is worth a line
-PRESSED = 0.9  # share of the pool from which the cache is short
+PRESSED = 0.9  # share of the pool from which there is no room to speak of
+SHORT = 0.01  # share of the time above 95 % of the pool from which the cache was short
+QUEUED = 1.0  # requests waiting at the server, on average: a queue, and no moment of one
+SLOWED = 0.5  # share of the mean ttft that waiting there takes, from which the queue is what users feel
 OFTEN = 0.05  # share of a law's decisions from which it is worth a line that they were not its own
 BLIND = 0.1  # share of checks without a value above which a stop rule is told of: most need a while for their first one
 GOOD = 0.9  # goodput below which more load is no advice
@@ -136,31 +139,51 @@ def _cold(summary: dict[str, Any], files: RunFiles) -> list[str]:
 def next_steps(summary: dict[str, Any]) -> list[str]:
     """At most a handful of lines, the most pressing first."""
     lines = [f"{reason['title']}: {reason['advice']}" for reason in summary["verdict"]["reasons"] if reason["level"] == "INVALID"]
-    outcomes, engine = summary["outcomes"], summary["engine"]
+    outcomes, failed = summary["outcomes"], summary["levels"]["stress"].get("failed")
     if summary["failures"]:
         worst = summary["failures"][0]
         said = f' ("{worst["examples"][0][:60]}")' if worst["examples"] else ""
         lines.append(f"look at what ended {worst['outcome']}:{worst['class']} ({worst['n']}){said}")
-    usage, preempted = engine["kv_usage"]["max"], engine["preemptions_total"]["value"]
-    if usage is not None and usage >= PRESSED:
-        taken = f" and {preempted:.0f} preemptions" if preempted else ""
-        short = f"the KV cache was short (max {units.share(usage)}{taken})"
-        lines.append(f"{short}: lower the rate, shorten contexts, or give it more memory")
-    elif engine["waiting"]["max"] and engine["waiting"]["max"] > 1 and usage is not None:
-        free = units.share(1 - usage)
-        lines.append(f"requests queued at the server with {free} of the KV cache free: compute gave way before memory")
+    lines += _pressed(summary, failed)
     if outcomes["shed"]:
-        lines.append(f"shed by the limits: {outcomes['shed']}. Their users got no answer, and goodput counts them")
-    if not lines and summary["exit"]["code"] == 0:
-        lines.append(_unpressed(summary))
+        lines.append(f"shed by the limits: {outcomes['shed']:,}. Their users got no answer, and goodput counts them")
+    if not lines and failed is None and summary["exit"]["code"] == 0:
+        lines += _unpressed(summary)
     return lines[:5]
 
 
-def _unpressed(summary: dict[str, Any]) -> str:
-    """Where neither memory nor a queue nor a limit showed."""
-    reasons, good = summary["verdict"]["reasons"], summary["goodput"]["value"]
+def _pressed(summary: dict[str, Any], failed: dict[str, Any] | None) -> list[str]:
+    """What gave way first: at the level where stress failed, where it did, else over the headline. A law may hold the cache
+    nearly full on purpose, and a request that waits for a moment is no queue: neither is a line."""
+    found = failed or summary["engine"]
+    where = f" at level {failed['level']:.4g}" if failed else ""
+    usage, waiting, preempted = found["kv_usage"], found["waiting"]["mean"], found["preemptions_total"]["value"]
+    above = usage.get("time_above", {}).get("95%", 0.0)
+    if above >= SHORT or preempted:
+        signs = [f"{units.share(above)} of the time above 95 %"] if above >= SHORT else []
+        signs += [f"{preempted:,.0f} preemptions"] if preempted else []
+        advice = "to go further, shorten" if failed else "lower the rate, shorten"
+        return [f"the KV cache was short{where} ({', '.join(signs)}): {advice} contexts, or give it more memory"]
+    if usage["max"] is None or usage["max"] >= PRESSED or waiting is None or waiting < QUEUED:
+        return []
+    if failed is None and not _felt(summary, waiting):
+        return []
+    queue = f"requests queued at the server{where} ({waiting:.3g} on average) with {units.share(1 - usage['max'])}"
+    return [f"{queue} of the KV cache free: compute, or its limit on running requests, gave way before memory"]
+
+
+def _felt(summary: dict[str, Any], waiting: float) -> bool:
+    """Users noticed a queue of so many: goodput fell, or waiting (by Little's law) is a good part of the mean ttft."""
+    good, rate, ttft = summary["goodput"]["value"], summary["rates"]["ok"]["value"], summary["latency"]["ttft"]["mean"]
+    return (good is not None and good < GOOD) or bool(rate and ttft and waiting / rate >= SLOWED * ttft)
+
+
+def _unpressed(summary: dict[str, Any]) -> list[str]:
+    """Where neither memory nor a queue nor a limit showed; nothing where either was near."""
+    reasons, good, engine = summary["verdict"]["reasons"], summary["goodput"]["value"], summary["engine"]
     if reasons:
-        return f"before raising the load, settle what the verdict names: {', '.join(reason['title'] for reason in reasons)}"
+        return [f"before raising the load, settle what the verdict names: {', '.join(reason['title'] for reason in reasons)}"]
     if good is not None and good < GOOD:
-        return f"goodput is {units.share(good)}: answers miss the limits of their class (slo). Lower the rate, or relax them"
-    return "there is room: raise the load (a stair shows where it ends)"
+        return [f"goodput is {units.share(good)}: answers miss the limits of their class (slo). Lower the rate, or relax them"]
+    near = (engine["kv_usage"]["max"] or 0) >= PRESSED or (engine["waiting"]["mean"] or 0) >= QUEUED
+    return [] if near else ["there is room: raise the load (a stair shows where it ends)"]

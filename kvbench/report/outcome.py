@@ -1,11 +1,14 @@
 """Why a run ended, and the exit code that follows from all that is known of it."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from kvbench import units
 from kvbench.report.files import RunFiles
 from kvbench.report.phases import Phase
 
 SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143}
+SPOKE = {"rule": "a stop rule", "watch": "the watch"}  # who ends a phase before its own end
 GUARDED = ("baseline", "warmup", "steady")  # a stop rule that ends one of these is a failure; ending stress is its purpose
 
 
@@ -20,11 +23,14 @@ def stop(files: RunFiles, found: list[Phase]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "kind": "bound",
         "reason": (bounded[-1].reason if bounded else None) or "completed",
+        "by": None,
         "rule": None,
         "phase": None,
         "phase_kind": None,
         "signal": None,
         "seconds": files.end,
+        "last": bounded[-1].name if bounded else None,
+        "last_seconds": bounded[-1].seconds if bounded else None,
         "steady_seconds": steady[-1].end - steady[0].start if steady else None,
         "purpose": None,
     }
@@ -33,13 +39,40 @@ def stop(files: RunFiles, found: list[Phase]) -> dict[str, Any]:
     elif signal is not None:
         row |= {"kind": "signal", "reason": f"interrupted by {signal.data.get('signal')}", "signal": signal.data.get("signal")}
     elif rule is not None:
-        row |= {name: rule.data.get(name) for name in ("rule", "reason", "phase", "phase_kind")} | {"kind": "rule"}
+        row |= {name: rule.data.get(name) for name in ("rule", "reason", "phase", "phase_kind")}
+        row |= {"kind": "rule", "by": rule.data.get("by", "rule")}
     elif end is None:
         row |= {"kind": "killed", "reason": "the files end without the end of the run: it was killed, or still goes on"}
     if row["kind"] in ("bound", "rule") and bounded and bounded[-1].kind == "stress":
-        by = " by " if row["kind"] == "rule" else ": "
-        row["purpose"] = f"stress ended at level {_level(files):.4g}{by}{row['reason']}"
+        row["purpose"] = _purpose(row, _level(files))
     return row
+
+
+def _purpose(row: dict[str, Any], level: float) -> str:
+    """How stress ended. The level's own reason names it: once is enough."""
+    if row["kind"] == "rule":
+        by = "the watch: " if row["by"] == "watch" else ""
+        return f"stress ended at level {level:.4g} by {by}{row['reason']}"
+    named = row["reason"].startswith(f"level {level:.4g} ")
+    return f"stress ended{'' if named else f' at level {level:.4g}'}: {row['reason']}"
+
+
+def ended(stopped: Mapping[str, Any]) -> str:
+    """What ended the run, as a reader would say it."""
+    if stopped["kind"] == "rule":
+        return f"{SPOKE[stopped['by']]} ended {stopped['phase']}: {stopped['reason']}"
+    if stopped["kind"] == "bound" and stopped["reason"] in BOUNDS:
+        return BOUNDS[stopped["reason"]].format(phase=stopped["last"], time=units.duration(stopped["last_seconds"]))
+    return str(stopped["purpose"] or stopped["reason"])
+
+
+BOUNDS = {
+    "duration": "{phase} ran its {time}",
+    "count": "{phase} offered all its requests",
+    "tokens": "{phase} reached its tokens",
+    "schedule ended": "{phase} came to the end of its arrivals",
+}
+"""What is said of the bounds that end a phase in the ordinary way."""
 
 
 def _level(files: RunFiles) -> float:
@@ -62,7 +95,7 @@ def exit_code(summary: dict[str, Any]) -> tuple[int, str]:
     if outcomes["ok"] == 0:
         return 6, f"no request succeeded: {outcomes['offered']:,} offered, {outcomes['admitted']:,} admitted, 0 ok"
     if stopped["kind"] == "rule" and stopped["phase_kind"] in GUARDED:
-        return 5, f"a stop rule ended {stopped['phase']}: {stopped['reason']}"
+        return 5, ended(stopped)
     if verdict["verdict"] == "INVALID":
         return 4, f"the run is invalid: {'; '.join(r['text'] for r in verdict['reasons'] if r['level'] == 'INVALID')}"
     failed = [budget for budget in summary["budgets"] if budget["status"] != "pass"]

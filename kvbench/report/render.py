@@ -12,7 +12,7 @@ from rich.text import Text
 from kvbench import units
 from kvbench.core import LEFT, STAYED
 from kvbench.metrics.names import QUANTILES
-from kvbench.report import baseline_rows, loops
+from kvbench.report import baseline_rows, loops, outcome
 from kvbench.report.text import block, columns, count, number, pairs, plain
 from kvbench.verdict import amount
 
@@ -73,7 +73,7 @@ def ran(summary: Mapping[str, Any], width: int) -> RenderableType:
     rows = [
         ("ran", f"{name}, seed {run['seed']}, nonce {nonce}, {clock}, started {started}"),
         ("target", described(summary["target"])),
-        ("ended", f"{stop['kind']}: {stop['reason']}, after {units.duration(stop['seconds'])}"),
+        ("ended", f"{outcome.ended(stop)}, after {units.duration(stop['seconds'])}"),
         ("headline", f"{head['n']:,} {head['cohort']}, followed to their end; rates over {units.duration(head['seconds'])}"),
     ]
     return block("", pairs(rows))
@@ -135,8 +135,14 @@ def latency(summary: Mapping[str, Any], width: int) -> RenderableType:
     counted = summary["latency"]["response"].get("with_timeouts")
     if counted:
         bound = ">= " if "p99" in counted["at_least"] else ""
-        lines.append(Text(f"with {counted['timeouts']:,} timeouts: response p99 {bound}{units.duration(counted['p99'])}"))
+        lines.append(Text(f"with {_endless(counted)}: response p99 {bound}{units.duration(counted['p99'])}"))
     return block("Latency (requests that ended ok)", Group(*lines))
+
+
+def _endless(counted: Mapping[str, Any]) -> str:
+    """What the line below the latencies counts in."""
+    parts = ((counted["timeouts"], "timeouts"), (counted["cancelled"], "cut off by the end of the run"))
+    return " and ".join(f"{n:,} {what}" for n, what in parts if n)
 
 
 def groups(summary: Mapping[str, Any], width: int) -> RenderableType:

@@ -139,7 +139,10 @@ def _requested_note(found: list[Phase], head: Headline) -> str | None:
 
 
 def _slos(files: RunFiles) -> dict[str, dict[str, Seconds]]:
-    classes = (files.scenario.get("workload") or {}).get("classes") or {}
+    """The limits of every class: the workload's, and those that only epochs of steady have."""
+    steady = (files.scenario.get("phases") or {}).get("steady") or {}
+    parts = [files.scenario.get("workload") or {}, *(steady.get("epochs") or ())]
+    classes = {name: spec for part in parts for name, spec in (part.get("classes") or {}).items()}
     return {name: (spec or {}).get("slo") or {} for name, spec in classes.items()}
 
 

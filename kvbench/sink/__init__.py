@@ -16,7 +16,7 @@ class Sink(Protocol):
 class View(Sink, Protocol):
     """A sink that a person watches. The run calls `refresh` as often as it likes; the view decides, by wall time, when to draw.
 
-    totals: the driver's running counts (offered, admitted, done, inflight, ...), which windows cannot give since they overlap.
+    totals: the driver's running counts (offered, done, inflight, held, ...), which windows cannot give since they overlap.
     """
 
     def refresh(self, totals: Mapping[str, int]) -> None: ...

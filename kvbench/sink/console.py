@@ -72,7 +72,7 @@ class Live:
             row = _row("kv cache").append(bar(latest.kv, width, self.utf8), style=style)
             lines.append(row.append(f" {units.share(latest.kv)}  {self._spark('kv_usage')}  {'  '.join(queue)}"))
         if latest.controlled:
-            lines.append(_row("control", *_held(latest, totals), self._spark("law_rate")))
+            lines.append(_row("control", *_loops(latest), self._spark("law_rate")))
         if latest.news:
             lines.append(_row("news", latest.news))
         for line in lines:
@@ -120,7 +120,7 @@ class Plain:
         if latest.kv is not None:
             parts.append(f"kv {units.share(latest.kv)}")
         if latest.controlled:
-            parts += _held(latest, totals)
+            parts += _loops(latest)
         self._print(" | ".join(part for part in parts if part))
 
     async def aclose(self) -> None:
@@ -184,11 +184,11 @@ def _counts(totals: Mapping[str, int], latest: Latest) -> Text:
     return line.append(f"  failing {bad:.3g}/s", style="bold red") if bad else line
 
 
-def _held(latest: Latest, totals: Mapping[str, int]) -> list[str]:
-    """How much is offered, how much of it the law lets in, and how many wait for that."""
+def _loops(latest: Latest) -> list[str]:
+    """How much is offered, and how much of it the law lets in; how many wait for that is among the counts."""
     level, rate = latest.gauges.get("level"), latest.gauges.get("law_rate")
     known = [f"level {level:.3g}"] if level is not None else []
-    return [*known, f"law {rate:.3g}/s" if rate is not None else "law no limit", f"held {totals.get('held', 0):,}"]
+    return known + ([f"law {rate:.3g}/s" if rate is not None else "law no limit"] if latest.law else [])
 
 
 def _quantiles(latest: Latest, metric: str) -> list[str]:

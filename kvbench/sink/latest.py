@@ -7,6 +7,7 @@ from typing import Any
 
 from kvbench import units
 from kvbench.core import Event, Record, Sample, Seconds, Window
+from kvbench.metrics import names
 
 HISTORY = 12  # windows in a sparkline
 RATES = ("offered", "ok", "tokens_out", "failed", "timeout")
@@ -30,11 +31,13 @@ class Latest:
         self.gauges: dict[str, float] = {}
         self.past: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in PAST}
         self.news = ""
+        self.law = False  # one has spoken
 
     def take(self, item: Event | Sample | Window | Record) -> None:
         if isinstance(item, Window):
             self._window(item)
         elif isinstance(item, Sample):
+            self.law = self.law or item.name == "law_rate"
             if item.value is not None:
                 self.gauges[item.name] = item.value
             elif item.name in CONTROL:
@@ -97,7 +100,12 @@ def _level(data: Mapping[str, Any]) -> str:
 
 
 def _watch(data: Mapping[str, Any]) -> str:
-    return " ".join(str(data[key]) for key in ("action", "metric") if data.get(key))
+    told = " ".join(str(data[key]) for key in ("action", "metric") if data.get(key))
+    if any(data.get(key) is None for key in ("metric", "value", "expected")):
+        return told
+    name = names.parse(str(data["metric"]))
+    value, expected = (names.show(data[key], name) for key in ("value", "expected"))
+    return f"{told} is {value}, {expected} expected"
 
 
 TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {

@@ -101,3 +101,13 @@ def test_a_run_that_ended_early_is_compared_as_far_as_it_went_and_never_the_best
         law: (row["measures"]["goodput"]["value"], row["measures"]["goodput"]["best"]) for law, row in found["laws"].items()
     }
     assert goodput == {"pid": (pytest.approx(59 / 60), False), "none": (1.0, False), "bucket": (1.0, True)}
+
+
+def test_a_law_that_holds_nothing_is_never_the_best_at_holding(tmp_path: Path) -> None:
+    """none meets the set-point by chance, pid is 5 points off; the integral has its unit."""
+    found = compare({"pid": ran(tmp_path, "pid", FAST, 0.85), "none": ran(tmp_path, "none", FAST, 0.8)})
+    for name in ("overshoot", "iae", "mean_error"):
+        assert not any(row["measures"][name]["best"] for row in found["laws"].values())
+    out = io.StringIO()
+    Console(file=out, width=80).print(table(found))
+    assert "integral of |error|, share x s" in out.getvalue()

@@ -68,7 +68,7 @@ def test_the_end_of_the_ladder_holds_its_last_rung(tmp_path: Path) -> None:
     found = climbed(tmp_path, rung(90.0, 1.2), rung(120.0, 1.4), end="level 1.4 held for 30 s: the ladder's end")
     assert found["levels"]["stress"]["held"] == 1.4
     assert found["stop"]["reason"] == "level 1.4 held for 30 s: the ladder's end"
-    assert found["exit"]["reason"].startswith("stress ended at level 1.4: level 1.4 held for 30 s: the ladder's end, which is")
+    assert found["exit"]["reason"].startswith("stress ended: level 1.4 held for 30 s: the ladder's end, which is")
 
 
 def test_a_level_that_fell_was_not_held(tmp_path: Path) -> None:

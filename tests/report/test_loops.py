@@ -141,3 +141,14 @@ def test_odd_but_whole_numbers_are_shown(run: Path) -> None:
     assert "gave up; level 0.8 is kept" in text
     assert "the watch gave up" in text
     assert "ttft_p50 was not judged in 1,007 windows: fewer than 20 requests 1,004, settling 3" in text
+
+
+def test_of_many_decisions_the_last_are_shown(tmp_path: Path) -> None:
+    """The one that ended the run is among them."""
+    told = [Event(t=10.0 * k, kind="watch", data={"action": "flag" if k < 12 else "stop", "level": 1.0}) for k in range(1, 13)]
+    text = printed(
+        summarise(load(write(tmp_path / "run", [record(0, 0.0)], events=told, scenario={"watch": {"action": "stop"}})))
+    )
+    assert "2m00s  stop; level 1" in text
+    assert "40 s  flag" not in text
+    assert "and 4 more earlier decisions: see summary.json" in text

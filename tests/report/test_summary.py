@@ -69,11 +69,39 @@ def test_f05_failed_requests_stay_out_of_the_latencies(tmp_path: Path) -> None:
     e2e = found["latency"]["e2e"]
     assert (e2e["n"], e2e["max"]) == (90, pytest.approx(1.0))
     assert e2e["with_timeouts"] == {
-        "n": 100, "timeouts": 10, "p50": 1.0, "p90": 1.0, "p95": 30.0, "p99": 30.0, "p999": 30.0,
+        "n": 100, "timeouts": 10, "cancelled": 0, "p50": 1.0, "p90": 1.0, "p95": 30.0, "p99": 30.0, "p999": 30.0,
         "at_least": ["p95", "p99", "p999"],
     }  # fmt: skip
     assert found["latency"]["ttft"]["with_timeouts"]["at_least"] == []  # their first tokens did come
     assert found["failures"][0]["class"] == "idle"
+
+
+def test_a_crowd_that_the_end_of_the_run_cut_off_sorts_last(tmp_path: Path) -> None:
+    """90 answers of 1 s, ten requests that were in flight for 30 s when the run ended. Two that were never sent count nowhere."""
+    ok = [record(k, k * 0.1, ttft=1.0, tokens=1) for k in range(90)]
+    hung = [lost(90 + k, 9.0, "cancelled", after=30.0) for k in range(10)]
+    unsent = [lost(100 + k, 9.0, "cancelled", after=30.0, sent_ns=None) for k in range(2)]
+    found = summary(tmp_path, ok + hung + unsent, scenario={"budget": {"response_ttft_p99": "40s", "response_ttft_p50": "40s"}})
+    assert found["latency"]["response_ttft"]["with_timeouts"] == {
+        "n": 100, "timeouts": 0, "cancelled": 10, "p50": 1.0, "p90": 1.0, "p95": 30.0, "p99": 30.0, "p999": 30.0,
+        "at_least": ["p95", "p99", "p999"],
+    }  # fmt: skip
+    assert [row["status"] for row in found["budgets"]] == ["fail", "pass"]
+    assert found["outcomes"]["error_rate"] == 0.0
+
+
+def test_the_last_young_requests_of_a_run_without_drain_are_censored_at_their_age(tmp_path: Path) -> None:
+    """Answers of 1, 2, 3 and 4 s, and two requests cut off at 2.5 s. Kaplan-Meier by hand: 1/6 and 2/6 are below; the other 4/6
+    fall to the two that were at risk at 3 and 4 s: 4/6 at 3 s, all at 4 s. One that timed out at 0.5 s lies above all of it."""
+    ok = [record(k, 0.0, ttft=k + 1.0, tokens=1) for k in range(4)]
+    young = [lost(4 + k, 7.5, "cancelled", after=2.5) for k in range(2)]
+    counted = summary(tmp_path / "a", ok + young)["latency"]["e2e"]["with_timeouts"]
+    assert [counted[name] for name in ("n", "p50", "p90", "p999")] == [6, 3.0, 4.0, 4.0]
+    assert counted["at_least"] == []
+    late = lost(9, 1.0, "timeout", "first", after=0.5)
+    counted = summary(tmp_path / "b", [*ok, *young, late])["latency"]["e2e"]["with_timeouts"]
+    assert [counted[name] for name in ("n", "p50", "p90")] == [7, 3.0, 4.0]  # 1/7, 2/7, 2/7 + 5/7 / 3 = 0.52, 0.76
+    assert counted["at_least"] == ["p90", "p95", "p99", "p999"]
 
 
 def test_g04_asked_and_counted_prompt_lengths_stand_side_by_side(tmp_path: Path) -> None:

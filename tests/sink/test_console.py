@@ -3,6 +3,8 @@
 import asyncio
 import io
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ from rich.console import Console
 from kvbench.core import Event, Sample, Window
 from kvbench.sink.console import VIEWS, Live, Plain, Quiet, bar, spark
 from kvbench.sink.latest import Latest
+from tests.whole import simulated
 
-TOTALS = {"offered": 1234, "admitted": 1230, "done": 1200, "inflight": 30}
+TOTALS = {"offered": 1234, "done": 1200, "inflight": 30, "held": 1, "shed": 3}
 
 
 class Wall:
@@ -61,7 +64,7 @@ def fed(total: int = 3) -> Live:
 
 def test_live_shows_phase_time_counts_first_tokens_and_cache() -> None:
     text = picture(fed())
-    for part in ("steady", "1/3", "49 s of 10m00s", "offered 1,234", "admitted 1,230", "done 1,200", "p50 120 ms", "p99 800 ms",
+    for part in ("steady", "1/3", "49 s of 10m00s", "offered 1,234", "done 1,200", "held 1", "shed 3", "p50 120 ms", "p99 800 ms",
                  "from due 130 ms / 900 ms",
                  "offered 3/s", "ok 2.8/s", "500 tok/s", "79.5 %", "running 12", "█"):  # fmt: skip
         assert part in text, part
@@ -106,7 +109,7 @@ def test_plain_says_a_line_at_once_and_then_every_ten_seconds() -> None:
     lines = out.getvalue().splitlines()
     assert len(lines) == 5
     assert lines[0] == (
-        "[20 s] steady 1/2 | 10 s of 10m00s | offered 1,234 admitted 1,230 done 1,200 inflight 30"
+        "[20 s] steady 1/2 | 10 s of 10m00s | offered 1,234 done 1,200 inflight 30 held 1 shed 3"
         " | ttft p50 120 ms p99 800 ms | kv 25 %"
     )
     assert "\x1b" not in out.getvalue()
@@ -185,21 +188,28 @@ def test_the_level_and_what_the_law_lets_in_are_shown() -> None:
     assert "control" not in picture(view)
     view.write(Sample(t=60.0, name="level", value=1.4, source="kvbench"))
     view.write(Sample(t=60.0, name="law_rate", value=3.456, source="law"))
-    out = io.StringIO()
-    Console(file=out, width=80, color_system=None).print(view.picture(TOTALS | {"held": 12}))
-    line = next(line for line in out.getvalue().splitlines() if "control" in line)
-    for part in ("level 1.4", "law 3.46/s", "held 12"):
+    line = next(line for line in picture(view).splitlines() if "control" in line)
+    for part in ("level 1.4", "law 3.46/s"):
         assert part in line
+    assert picture(view).count("held") == 1
     view.write(Sample(t=61.0, name="law_rate", value=None, source="law"))  # the law let go
     assert "law no limit" in picture(view)
+
+
+def test_a_level_without_a_law_names_no_law() -> None:
+    view = fed()
+    view.write(Sample(t=60.0, name="level", value=1.4, source="kvbench"))
+    line = next(line for line in picture(view).splitlines() if "control" in line)
+    assert "level 1.4" in line
+    assert "law" not in line
 
 
 def test_plain_lines_tell_them_too() -> None:
     screen, out = console()
     view = Plain(screen, 2, Wall())
     view.write(Sample(t=60.0, name="law_rate", value=3.0, source="law"))
-    view.refresh(TOTALS | {"held": 5})
-    assert out.getvalue().rstrip().endswith("law 3/s | held 5")
+    view.refresh(TOTALS)
+    assert out.getvalue().rstrip().endswith("held 1 shed 3 | law 3/s")
 
 
 @pytest.mark.parametrize(
@@ -208,6 +218,11 @@ def test_plain_lines_tell_them_too() -> None:
         ("level", {"level": 0.8, "why": "ttft_p50 is 2 s"}, "[9 s] level: 0.8, ttft_p50 is 2 s\n"),
         ("watch", {"action": "rollback", "metric": "ttft_p50"}, "[9 s] watch: rollback ttft_p50\n"),
         ("watch", {"action": "healthy"}, ""),
+        ("watch", {"action": "anomaly", "metric": "ttft_p50", "value": 2.0, "expected": 0.8, "z": 4.0},
+         "[9 s] watch: anomaly ttft_p50 is 2 s, 800 ms expected\n"),
+        ("watch", {"action": "anomaly", "value": 2.0, "expected": 0.8}, "[9 s] watch: anomaly\n"),
+        ("watch", {"action": "anomaly", "metric": "kv_usage", "value": 0.95, "expected": 0.5},
+         "[9 s] watch: anomaly kv_usage is 95 %, 50 % expected\n"),
         ("gate_hold", {"until": 12.5}, "[9 s] gate_hold: Retry-After closed the gate until 12.5 s\n"),
         ("gate_hold", {}, "[9 s] gate_hold\n"), ("level", {}, "[9 s] level\n"), ("watch", {}, "[9 s] watch\n"),
         ("fault", {"kind": "slow", "edge": "begin"}, "[9 s] fault: slow begins\n"),
@@ -218,3 +233,35 @@ def test_decisions_are_news_and_healthy_windows_are_not(kind: str, data: dict[st
     screen, out = console()
     Plain(screen, 1, Wall()).write(Event(t=9.0, kind=kind, data=data))
     assert out.getvalue() == told
+
+
+CROWDED = """
+target: {kind: sim, model: llama-3.1-8b, hardware: rtx-4090}
+workload: {arrivals: {shape: burst, requests: 40, every: 10s}, prompt: 64, output: 64}
+control: {law: bucket, rate: 2/s, burst: 5, patience: 4s}
+phases:
+  steady:
+    epochs:
+      - {for: 12s, arrivals: {shape: burst, requests: 40, every: 10s}}
+      - {for: 12s, arrivals: {shape: constant, rate: 1/s}}
+"""
+
+
+def test_the_counts_add_up_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 40 at once 5 are let in at once and 8 within 4 s; the others give up, or are withdrawn as their epoch ends."""
+    seen: list[dict[str, int]] = []
+
+    class Counting(Quiet):
+        def refresh(self, totals: Mapping[str, int]) -> None:
+            seen.append(dict(totals))
+
+    monkeypatch.setitem(VIEWS, "quiet", Counting)
+    run = simulated(CROWDED, tmp_path)
+    assert len(seen) > 20
+    for totals in seen:
+        assert totals["offered"] == sum(count for name, count in totals.items() if name != "offered"), totals
+    assert any(totals["held"] for totals in seen)
+    total = run.summary["accounting"]["total"]
+    assert (seen[-1]["shed"], seen[-1]["unsent"]) == (total["shed"], total["withdrawn"])
+    assert total["shed"] == 27  # of the first burst; the second has 2 s, which let in 3 more: at 12 s the epoch is over
+    assert total["withdrawn"] == 32
