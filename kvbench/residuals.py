@@ -25,6 +25,7 @@ KEPT = 720  # windows a model remembers: two hours of 10 s
 NEAR = 40  # windows nearest in load whose residuals count
 MAD = 1.482602218505602  # 1 / norm.ppf(0.75): makes the MAD a sigma under normal noise
 TENTH = 1.2815515655446004  # norm.ppf(0.9): sigmas beyond which a tenth of normal noise lies on one side
+AFRESH = 1.2  # a window the fit has not seen lies further out than those it was made of, and loads that shift add to that
 EFFICIENCY = 0.37  # of the MAD beside the standard deviation: so many degrees of freedom a window
 HUBER = 1.345  # in sigmas: 95 % efficient under normal noise
 RIDGE = 1.0  # a prior of one window's weight on every standardised slope: none is believed before it is seen
@@ -85,7 +86,7 @@ class Residuals:
         middle, spread, dof = self._fit.at(load)
         expected = self._back(middle)
         least = self._bend(expected + resolution(self.name, expected)) - self._bend(expected)
-        spread = max(spread, least) * _student(self._limit, dof)
+        spread = AFRESH * max(spread, least) * _student(self._limit, dof)
         far = (self._bend(value) - middle) / spread
         sigma = abs(self._back(middle + spread) - expected)
         return Expected(expected, sigma, far * self._sign if self._sign else abs(far), self.n)
