@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,13 @@ phases: {steady: {for: 60s}, drain: {for: 5s}}
 def start(scenario: Path, out: Path, *before: str) -> subprocess.Popen[str]:
     command = [*before, sys.executable, "-m", "kvbench", "run", str(scenario), "--out", str(out), "-q"]
     pipe = subprocess.PIPE
-    heard = None if before else partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
-    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True, preexec_fn=heard)
+    kept = signal.getsignal(signal.SIGHUP)
+    if not before:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what a child inherits, also where the tests themselves run under nohup
+    try:
+        return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    finally:
+        signal.signal(signal.SIGHUP, kept)
 
 
 def wait_for(out: Path, pattern: str) -> None:
