@@ -202,8 +202,8 @@ def test_b08_behind_a_bucket_no_100_ms_hold_more_than_6_sends(tmp_path: Path) ->
     phases = "{steady: {for: 3s}, drain: {for: 2s}}\ncontrol: {law: bucket, rate: 50/s, burst: 1, inflight: 16, patience: 1m}"
     bursts = []
     for folder in (
-        tmp_path / name for name in "abc"
-    ):  # a machine that is busy may send two late ones together: the best of three
+        tmp_path / name for name in "abcde"
+    ):  # a machine that is busy may send two late ones together: the best of five
         folder.mkdir()
         run = against(Stub(in_lumps()), http("{shape: constant, rate: 50/s}", phases), folder)
         pacing, total = run.summary["pacing"], run.summary["accounting"]["total"]
