@@ -218,17 +218,24 @@ def test_closed_refuses_with_the_place(spec: dict[str, Any], loc: tuple[str, ...
     assert says in error["msg"]
 
 
+def cpu(work: Any, times: int) -> float:
+    """CPU seconds of one call."""
+    begin = time.process_time()
+    for _ in range(times):
+        work()
+    return (time.process_time() - begin) / times
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("name", sorted(ARRIVALS))
-def test_a_due_time_costs_at_most_10_us(name: str) -> None:
-    """CPU time, amortised over 5,000 requests; the best of five, since the machine has other work."""
+def test_a_due_time_costs_no_more_than_130_sines(name: str) -> None:
+    """About 10 us on a machine that adds a hundred sines in 8: a ratio in one run, since the machine's own speed varies by half.
+    Amortised over 5,000 requests; the best of five, since it has other work."""
     cls: Any = ARRIVALS[name]
-    costs = []
+    ratios = []
     for seed in range(5):
         schedule = Schedule(cls.model_validate(cls.example, context={"text": True}), RNG(seed))
-        begin = time.process_time()
-        for _ in range(5000):
-            schedule.pop()
-        costs.append((time.process_time() - begin) / 5000)
-    print(f"{name}: {min(costs) * 1e6:.1f} us")
-    assert min(costs) <= 10e-6
+        cost = cpu(schedule.pop, 5000)
+        ratios.append(cost / cpu(lambda: sum(math.sin(i) for i in range(100)), 2000))
+    print(f"{name}: {min(ratios):.2f}")
+    assert min(ratios) <= 1.3
