@@ -59,6 +59,12 @@ def cache(target: Any, facts: Mapping[str, Any]) -> tuple[int, int] | None:
     return pool(target) if isinstance(target, Sim) else None
 
 
+def capacity(target: Any, spec: Prefill, facts: Mapping[str, Any]) -> tuple[int, int] | None:
+    """As `cache`, with the scenario's own word for the tokens before any other's."""
+    known = cache(target, facts)
+    return (spec.capacity, known[1] if known else 1) if spec.capacity else known
+
+
 def pool(target: Sim) -> tuple[int, int]:
     """(tokens that the embedded engine's cache holds, tokens of a block), by its profiles."""
     engine = target.load_engine()
@@ -207,12 +213,11 @@ class _Agenda:
         yield Phase("warmup", "warmup", source, seconds, requests, expected=_expected(arrivals, seconds, requests))
 
     def prefill(self, spec: Prefill) -> Iterator[Phase]:
-        known = cache(self.scenario.target, self.facts)
-        capacity = spec.capacity or (known[0] if known else None)
-        if capacity is None:
+        known = capacity(self.scenario.target, spec, self.facts)
+        if known is None:
             how = "the target does not say how many tokens its KV cache holds: give `capacity`"
             raise ScenarioError([Problem("", "phases.warmup.capacity", how)])
-        fill = Fill(spec.fill, capacity, known[1] if known else 1, spec.requests)
+        fill = Fill(spec.fill, *known, spec.requests)
         stream, shared = self._stream("warmup"), "steady" if spec.content == "shared" else None
         mix = self._mix("warmup", primed(self.scenario.opening()[1], spec.content), stream.shape, shared)
         source = stream.source(_users(spec.concurrency), math.inf, Filling(mix, fill))

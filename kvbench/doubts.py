@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvbench import units
+from kvbench.agenda import capacity
 from kvbench.control.bucket import Bucket
 from kvbench.control.feedback import QueueFeedback
 from kvbench.control.learned import Learned
 from kvbench.control.pid import Pid
 from kvbench.endpoint import Http, Sim
-from kvbench.expected import Expected, capacity, expected, read_traces, tokens
+from kvbench.expected import Expected, expected, read_traces, tokens
 from kvbench.scenario import Scenario
 from kvbench.timetable import Dynamic, OnDemand, Prefill
 from kvbench.warmup import LEAST, even
@@ -88,7 +89,7 @@ def _warmups(scenario: Scenario, phases: Sequence[Expected]) -> Iterator[str]:
     warmup, (arrivals, classes) = scenario.phases.warmup, scenario.opening()
     count = next((phase.requests for phase in phases if phase.kind == "warmup"), None)
     if isinstance(warmup, Prefill):
-        if capacity(scenario, warmup) is None:
+        if capacity(scenario.target, warmup, {}) is None:
             yield "prefill: the server may not say how many tokens its KV cache holds: then give `phases.warmup.capacity`"
         if count is not None and count > warmup.requests:
             reached = units.share(warmup.fill * warmup.requests / count)

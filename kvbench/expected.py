@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench import units
-from kvbench.agenda import cache, primed
+from kvbench.agenda import capacity, primed
 from kvbench.core import Seconds
 from kvbench.level import Ladder
 from kvbench.scenario import Scenario
@@ -91,7 +91,7 @@ def _warmup(scenario: Scenario, traces: Traces) -> Iterator[Expected]:
     if isinstance(warmup, Fixed):
         yield _expect("warmup", "warmup", arrivals, warmup.for_ or math.inf, warmup.requests or math.inf, traces)
     if isinstance(warmup, Prefill):
-        known = capacity(scenario, warmup)
+        known = capacity(scenario.target, warmup, {})
         whole = f"the cache's {known[0]:,} tokens are filled" if known else "what the server says its cache holds is filled"
         why = f"until {units.share(warmup.fill)} of {whole}, {warmup.concurrency} at a time"
         yield Expected("warmup", "warmup", prompts(scenario, warmup, traces), None, most=warmup.max, why=why)
@@ -103,7 +103,7 @@ def _warmup(scenario: Scenario, traces: Traces) -> Iterator[Expected]:
 
 def prompts(scenario: Scenario, warmup: Prefill, traces: Traces) -> float | None:
     """About how many prompts fill the share: each leaves its whole blocks, so half a block less than it has tokens."""
-    known, measured = capacity(scenario, warmup), scenario.opening()[1]
+    known, measured = capacity(scenario.target, warmup, {}), scenario.opening()[1]
     asked = primed(measured, "own")
     same = {asked[name].trace: traces[one.trace] for name, one in measured.items() if one.trace}
     each = tokens_of(asked, same, _stretch(scenario))
@@ -111,12 +111,6 @@ def prompts(scenario: Scenario, warmup: Prefill, traces: Traces) -> float | None
         return None
     whole = max(1.0, each.prompt - (known[1] - 1) / 2)
     return float(math.ceil(warmup.fill * known[0] / whole))
-
-
-def capacity(scenario: Scenario, warmup: Prefill) -> tuple[int, int] | None:
-    """(tokens that the cache holds, tokens of a block) as far as they are known before the target is asked."""
-    known = cache(scenario.target, {})
-    return (warmup.capacity, known[1] if known else 1) if warmup.capacity else known
 
 
 def _stress(arrivals: Any, before: Seconds | None, ladder: Ladder) -> Expected:

@@ -18,7 +18,6 @@ from kvbench.phases import Phase, Until
 from kvbench.stop import Rule
 from kvbench.watch import Watch
 
-GUARDED = ("baseline", "warmup", "steady", "stress")  # phases in which stop rules are asked
 LEVELLED = ("steady", "stress")  # phases that the level scales and the watch looks at
 
 
@@ -126,7 +125,7 @@ class Pilot:
             self._event(at, "level", phase=phase.name, level=move.level, why=move.why, **move.data)
 
     def _guard(self, phase: Phase, at: Seconds, live: Sequence[Record]) -> None:
-        for guard in self.guards if not self.stopped and phase.kind in GUARDED else ():
+        for guard in self.guards if not self.stopped else ():
             reason = guard.check(self.slots, at, live)
             if reason is not None:
                 self._stop(phase, at, "rule", str(guard.rule), reason)

@@ -111,12 +111,8 @@ class Scenario(Spec):
     workload: Workload = Field(description="what arrives when")
     control: Annotated[Any, OneOf("law", LAWS)] = Field(Open(), description="how much may enter")
     phases: Phases = Field(description="the run, in order")
-    stop: Annotated[list[Annotated[Rule, WithJsonSchema(_RULE)]], Field(max_length=100)] = Field(
-        [], description="guards: each ends the run with exit code 5"
-    )
-    budget: Annotated[Budget, WithJsonSchema(_BUDGET)] | None = Field(
-        None, description="limits that the whole run must keep, else exit code 3"
-    )
+    stop: Guards = Field([], description="guards: each ends the run with exit code 5")
+    budget: Limited | None = Field(None, description="limits that the whole run must keep, else exit code 3")
     watch: WatchSpec | None = Field(None, description="marks windows that are worse than healthy ones under the same load")
     verdict: dict[str, Any] = Field({}, description="thresholds of the verdict in place of kvbench's own")
     windows: Windows = Field(Windows(), description="the sliding windows")

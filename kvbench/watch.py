@@ -99,13 +99,7 @@ class Watch:
         """Judge one window of steady or stress, learn from it if it proves healthy, act on what is confirmed. `now`: its end."""
         load = self._load.next(window)
         self._first = window.start if self._first is None else self._first
-        why = (
-            "the level moved"
-            if window.start <= level.moved < window.end
-            else "settling"
-            if window.start < self._first + SETTLE
-            else ""
-        )
+        why = self._unfit(window, level, self._first)
         seen = [eye.look(window, load, why) for eye in self._eyes]
         judged = {eye: one for eye, one in zip(self._eyes, seen, strict=True) if isinstance(one, Seen)}
         for eye, one in zip(self._eyes, seen, strict=True):
@@ -135,6 +129,13 @@ class Watch:
             known = worst.data() if worst is not None else {}
             said += [Decision({"action": "gave_up", **known, **where, "why": level.spent})] if level.spent else []
         return said
+
+    @staticmethod
+    def _unfit(window: Window, level: Level, first: Seconds) -> str:
+        """Why no metric of the window can be judged; "" where they can."""
+        if window.start <= level.moved < window.end:
+            return "the level moved"
+        return "settling" if window.start < first + SETTLE else ""
 
     def told(self) -> dict[str, Any]:
         """For the run's end: windows judged per metric, and per reason those that were not."""
