@@ -18,7 +18,9 @@ from kvbench.clock import Clock
 from kvbench.core import Request, Seconds
 from kvbench.doubts import blind, overlong
 from kvbench.endpoint import Http, Sim
+from kvbench.engine import Machine
 from kvbench.engine.engine import Engine
+from kvbench.engine.tape import Tape
 from kvbench.phases import Phase
 from kvbench.pilot import Controls
 from kvbench.problem import Problem
@@ -66,6 +68,11 @@ def build_slos(scenario: Scenario) -> dict[str, dict[str, Seconds]]:
     return {name: {str(limit): most for limit, most in one.slo.items()} for name, one in classes.items()}
 
 
+def build_machine(spec: Sim, seed: int, tape: Tape | None = None) -> Machine:
+    """The embedded engine as the target section of a scenario describes it."""
+    return Engine(spec.load_model(), spec.load_hardware(), spec.load_engine(), seed, spec.faults, tape)
+
+
 @dataclass(frozen=True)
 class Opened:
     """A target that answered, what is known of it and of how prompts become its tokens, and a count of a text's tokens."""
@@ -91,9 +98,7 @@ async def open_target(scenario: Scenario, clock: Clock) -> Opened:
             raise ScenarioError([Problem("", "target", str(error))]) from None
     target: Target = NullTarget(clock)
     if isinstance(spec, Sim):
-        routing = int(seeds(scenario.seed)["routing"].generate_state(1)[0])
-        engine = Engine(spec.load_model(), spec.load_hardware(), spec.load_engine(), routing, spec.faults)
-        target = SimTarget(engine, clock)
+        target = SimTarget(build_machine(spec, int(seeds(scenario.seed)["routing"].generate_state(1)[0])), clock)
     how = "prompts are token counts and content keys: nothing is written out"
     return Opened(target, await target.open(), {"kind": "none", "exact": True, "error": 0.0, "how": how}, estimate)
 

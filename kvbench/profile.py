@@ -1,7 +1,6 @@
-"""What a model, a device and a serving engine are, in numbers, read from profiles/*/*.yaml. Data and size arithmetic only.
+"""What a model, a device, a tier and a serving engine are, in numbers, read from profiles/*/*.yaml. Data and size arithmetic only.
 
-Sizes are bytes, rates bytes/s or FLOP/s per device, times seconds. KV formulas are those of docs/metrics.md (machine section):
-GQA and MHA 2 x layers x kv_heads x head_dim x bytes; MLA layers x (kv_lora_rank + rope_dim) x bytes, on every device.
+Sizes are bytes, rates bytes/s or FLOP/s per device, times seconds. A model's shape is in shape.py, blocks in layout.py.
 """
 
 import difflib
@@ -10,117 +9,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from kvbench.layout import kv_groups, layout
+from kvbench.shape import Experts, Latent, Layers, Model, Profile
 from kvbench.units import Duration, Share, Size, size
 
-Kind = Literal["models", "hardware", "engines"]
+__all__ = ["EngineProfile", "Experts", "Hardware", "Kind", "Latent", "Layers", "Model", "Tier", "activation_bytes", "kv_blocks"]
+__all__ += ["kv_groups", "kv_room", "layout", "load_engine", "load_hardware", "load_model", "load_tier", "names", "root"]
+
+Kind = Literal["models", "hardware", "engines", "tiers", "codecs"]
 
 
-class _Profile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    name: str = ""
-    source: str = Field(description="where the numbers come from")
-
-
-class Latent(BaseModel):
-    """Multi-head latent attention: what is cached is one compressed vector per token and layer."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    kv_rank: int = Field(gt=0, description="kv_lora_rank: width of the cached latent")
-    rope_dim: int = Field(gt=0, description="qk_rope_head_dim: width of the cached rotary key")
-    q_rank: int = Field(gt=0, description="q_lora_rank")
-    nope_dim: int = Field(gt=0, description="qk_nope_head_dim")
-    v_dim: int = Field(gt=0, description="v_head_dim")
-
-
-class Experts(BaseModel):
-    """Mixture of experts: every token passes through `active` of `count` routed experts and all `shared` ones."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    count: int = Field(gt=0)
-    active: int = Field(gt=0)
-    intermediate: int = Field(gt=0, description="inner width of one expert")
-    shared: int = Field(default=0, ge=0)
-    dense_layers: int = Field(default=0, ge=0, description="leading layers with an ordinary MLP")
-
-
-class Model(_Profile):
-    """A transformer's shape: enough for its size, its KV cache and the work of one token."""
-
-    layers: int = Field(gt=0)
-    hidden: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    intermediate: int = Field(gt=0, description="inner width of the dense MLP")
-    mlp_matrices: Literal[2, 3] = Field(default=3, description="3 where the MLP is gated (SwiGLU), 2 where it is not")
-    vocab: int = Field(gt=0)
-    tied_embeddings: bool = False
-    positions: int = Field(default=0, ge=0, description="learned position embeddings, where the model has them")
-    max_len: int = Field(gt=0, description="longest context")
-    weight_bytes: float = Field(default=2, gt=0, description="bytes per weight")
-    kv_bytes: float = Field(default=2, gt=0, description="bytes per cached number")
-    latent: Latent | None = None
-    experts: Experts | None = None
-
-    @property
-    def attention_parameters(self) -> int:
-        """Weights of one layer's attention projections."""
-        if self.latent is None:
-            return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        m = self.latent
-        query = self.hidden * m.q_rank + m.q_rank * self.heads * (m.nope_dim + m.rope_dim)
-        keys = self.hidden * (m.kv_rank + m.rope_dim) + m.kv_rank * self.heads * (m.nope_dim + m.v_dim)
-        return query + keys + self.heads * m.v_dim * self.hidden
-
-    @property
-    def expert_parameters(self) -> int:
-        """Weights of one routed expert in one layer; 0 for dense models."""
-        return 0 if self.experts is None else self.mlp_matrices * self.hidden * self.experts.intermediate
-
-    @property
-    def expert_layers(self) -> int:
-        return 0 if self.experts is None else self.layers - self.experts.dense_layers
-
-    @property
-    def common_parameters(self) -> int:
-        """Weights that every token passes through in the layers: attention, dense MLPs, shared experts, routers."""
-        total = self.layers * self.attention_parameters
-        total += (self.layers - self.expert_layers) * self.mlp_matrices * self.hidden * self.intermediate
-        if self.experts is not None:
-            total += self.expert_layers * (self.experts.shared * self.expert_parameters + self.hidden * self.experts.count)
-        return total
-
-    @property
-    def active_parameters(self) -> int:
-        """Weights one token is multiplied with in the layers (the output head, used by sampled tokens only, is apart)."""
-        return self.common_parameters + (self.expert_layers * self.experts.active * self.expert_parameters if self.experts else 0)
-
-    @property
-    def head_parameters(self) -> int:
-        return self.hidden * self.vocab
-
-    @property
-    def parameters(self) -> int:
-        """All weights. Norms and biases (well below 0.1 %) are left out."""
-        routed = self.expert_layers * self.experts.count * self.expert_parameters if self.experts else 0
-        embeddings = (1 if self.tied_embeddings else 2) * self.head_parameters + self.positions * self.hidden
-        return self.common_parameters + routed + embeddings
-
-    @property
-    def weights(self) -> float:
-        """Bytes of all weights."""
-        return self.parameters * self.weight_bytes
-
-    def kv_token_bytes(self, count: int = 1) -> float:
-        """KV bytes per token held by each of `count` tensor-parallel devices. Fewer heads than devices are replicated."""
-        if self.latent is not None:
-            return self.layers * (self.latent.kv_rank + self.latent.rope_dim) * self.kv_bytes
-        return 2 * self.layers * -(-self.kv_heads // count) * self.head_dim * self.kv_bytes
-
-
-class Hardware(_Profile):
+class Hardware(Profile):
     """`count` equal devices in tensor parallel. Peaks are datasheet values; the two shares are what is reached of them."""
 
     memory: Size = Field(gt=0, description="bytes per device")
@@ -132,11 +33,25 @@ class Hardware(_Profile):
     bandwidth_share: Share = Field(gt=0, le=1, description="share of `bandwidth` reached")
     flops_share: Share = Field(gt=0, le=1, description="share of `flops` reached by large matrix products")
     overlap: Share = Field(default=1.0, le=1, description="share of compute and weight reads that run at once")
-    power: float | None = Field(default=None, gt=0, description="board limit, W")
+    host_link: Size | None = Field(default=None, gt=0, description="bytes/s between a device and its host, one direction")
+    power: float | None = Field(default=None, gt=0, description="board limit, W per device")
+    idle: float | None = Field(default=None, gt=0, description="W per device that holds a model and does nothing")
     count: int = Field(default=1, ge=1, le=1024)
 
 
-class EngineProfile(_Profile):
+class Tier(Profile):
+    """Where KV blocks can go when they leave the device: host memory, a drive, another machine."""
+
+    capacity: Size = Field(gt=0, description="bytes for KV blocks")
+    read: Size = Field(gt=0, description="bytes/s out of it")
+    write: Size = Field(gt=0, description="bytes/s into it, sustained")
+    latency: Duration = Field(description="of one transfer, beyond its bytes")
+    energy: float = Field(ge=0, description="pJ per byte moved in or out")
+    idle: float = Field(default=0.0, ge=0, description="W while nothing moves")
+    endurance: float | None = Field(default=None, gt=0, description="drive writes per day over the warranty; none for memory")
+
+
+class EngineProfile(Profile):
     """A serving engine's settings and overheads, named as vLLM names them where it has them."""
 
     block: int = Field(default=16, ge=1, le=65536, description="tokens per KV block")
@@ -149,6 +64,23 @@ class EngineProfile(_Profile):
         default="prompt", description="a request enters when its whole prompt fits (reserve_full_isl), or when a chunk does"
     )
     policy: str = Field(default="lru", description="who leaves when the pool is full: a name of engine/evict")
+    order: Literal["fcfs", "priority", "shortest"] = Field(default="fcfs", description="who of the waiting is admitted first")
+    victim: Literal["last", "least_computed", "most_blocks"] = Field(
+        default="last", description="who loses its blocks when they run out, of those that the step has not scheduled yet"
+    )
+    max_waiting: int | None = Field(default=None, ge=1, description="with so many waiting a new request is refused (503)")
+    prefill: Literal["chunked", "whole"] = Field(
+        default="chunked",
+        description="a prompt is computed in pieces that fit the step's token budget, or in one step of its own",
+    )
+    preallocate: Share | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="reserve the blocks of this quantile of a class's answers; taken on demand where absent",
+    )
+    retain: Duration = Field(default=0.0, description="content younger than this stays while another block can go")
+    retain_tokens: int = Field(default=0, ge=0, description="content of sequences shorter than this is not kept")
     reserve: Size = Field(default=0.75 * 2**30, description="memory per device for runtime and graphs, beyond activations")
     step_overhead: Duration = Field(default=0.0, description="scheduling, launch and sampling per step")
     seq_overhead: Duration = Field(default=0.0, description="the same per sequence in the step")
@@ -189,7 +121,7 @@ def kv_blocks(model: Model, hardware: Hardware, engine: EngineProfile) -> int:
     """Blocks as vLLM counts them, the null block included. ValueError where the model does not fit, with the count that would."""
     if engine.blocks is not None:
         return engine.blocks
-    blocks = int(kv_room(model, hardware, engine) // (engine.block * model.kv_token_bytes(hardware.count)))
+    blocks = int(kv_room(model, hardware, engine) // layout(model, engine.block, hardware.count).block_bytes)
     if blocks >= 2:
         return blocks
     enough = next((n for n in _counts() if _fits(model, hardware.model_copy(update={"count": n}), engine)), None)
@@ -201,7 +133,7 @@ def kv_blocks(model: Model, hardware: Hardware, engine: EngineProfile) -> int:
 
 
 def _fits(model: Model, hardware: Hardware, engine: EngineProfile) -> bool:
-    return kv_room(model, hardware, engine) >= 2 * engine.block * model.kv_token_bytes(hardware.count)
+    return kv_room(model, hardware, engine) >= 2 * layout(model, engine.block, hardware.count).block_bytes
 
 
 def _counts() -> list[int]:
@@ -235,6 +167,10 @@ def _read(kind: Kind, name: str) -> dict[str, Any]:
 
 def load_model(name: str) -> Model:
     return Model.model_validate(_read("models", name))
+
+
+def load_tier(name: str) -> Tier:
+    return Tier.model_validate(_read("tiers", name))
 
 
 def load_hardware(name: str, count: int | None = None) -> Hardware:

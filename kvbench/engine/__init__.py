@@ -1,14 +1,17 @@
-"""The embedded KV-cache engine's door: what goes in (Job, Step), what comes out (Span), and the two contracts inside.
+"""The embedded KV-cache engine's door: what goes in (Job, Step), what comes out (Span), and the contracts inside.
 
 Times are integer nanoseconds where events are stamped and seconds where rooms meet, both on the run's clock. All intervals are
 half-open: a step that would begin at `until` has not begun.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvbench.core import Nanos, Seconds, Segment
+
+if TYPE_CHECKING:
+    from kvbench.engine.faults import Edge
 
 Key = int
 """Content hash of a block: of everything from the start of the sequence to the block's last token."""
@@ -16,12 +19,21 @@ Key = int
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request for the engine: `n` answers of exactly `max_tokens` tokens to the prompt `segments`."""
+    """One request for the engine: `n` answers of exactly `max_tokens` tokens to the prompt `segments`.
+
+    Content is shared between jobs of one `salt` (a tenant, an adapter) only. A lower `priority` is served first, where
+    the profile orders by it. `cls` is the class of traffic, by which lengths are predicted. `begun`: of each answer the tokens that
+    other nodes of a cluster have given already; () where there are none. It goes on from there.
+    """
 
     id: int
     segments: tuple[Segment, ...]
     max_tokens: int
     n: int = 1
+    salt: int = 0
+    priority: int = 0
+    cls: str = ""
+    begun: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -30,13 +42,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A job that ended: n_out counts all its choices; cached are prompt tokens found resident at first admission."""
+    """A job that ended: n_out counts all its choices; cached are prompt tokens found resident at first admission.
+
+    failed: "" where it has all its tokens, else why it has not: "node_lost", "kv_too_small", ...
+    """
 
     id: int
     n_in: int
     n_out: int
     cached: int
     preempted: int
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +70,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The work of one engine step: prefill chunks as (new tokens, tokens before them), and decoding sequences."""
+    """The work of one engine step: prefill chunks as (new tokens, tokens before them), and decoding sequences.
+
+    shares: of each chunk the share of the layers that must be computed, the others' KV being resident; () where all must.
+    """
 
     prefill: tuple[tuple[int, int], ...] = ()
     decodes: int = 0
     context: int = 0  # tokens that the decoding sequences attend to, summed
     samples: int = 0  # sequences that receive a token
+    shares: tuple[float, ...] = ()
 
 
 class BlockInfo(NamedTuple):
@@ -103,3 +123,57 @@ class Cost(Protocol):
     """
 
     def seconds(self, step: Step) -> Seconds: ...
+
+
+class Below(Protocol):
+    """What lies under the device's blocks: host memory, disks, a remote store. Times are the run's, in nanoseconds."""
+
+    def found(self, group: int, keys: Sequence[Key]) -> int:
+        """How many leading keys of layer group `group` some tier holds. Counts nothing: admission may fail."""
+
+    def restore(self, group: int, keys: Sequence[Key], job: int, now: Nanos) -> Nanos:
+        """Begin to load what `found` found. Returns when the last of it is on the device, at least `now`."""
+
+    def stored(self, group: int, key: Key, block: BlockInfo, now: Nanos) -> None:
+        """A block of the device is full and has its key: a copy may go down at once (write-through)."""
+
+    def evicted(self, group: int, key: Key, now: Nanos) -> None:
+        """The device gave up `key`: it may go down now (write-back)."""
+
+    def clear(self, now: Nanos) -> None:
+        """Forget everything: a reset of the prefix cache."""
+
+
+class Machine(Protocol):
+    """What serves jobs: one Engine, or a Cluster of them. No clock, no I/O; how to drive it is said in engine.py."""
+
+    passed: "list[Edge]"
+    """Edges of faults that time has come to; whoever reads them takes them away."""
+
+    def submit(self, job: Job, now: Seconds) -> str | None:
+        """Queue a job. None, or why it is not served: "refused" or "full" now; ever: "empty", "context_too_long",
+        "kv_too_small"."""
+
+    def cancel(self, job_id: int, now: Seconds) -> None:
+        """Forget a live job. KeyError if unknown."""
+
+    def advance(self, until: Seconds) -> list[Span]:
+        """Take every step that begins before `until`; hand out those that ended by then, in order of time."""
+
+    def wake(self) -> Seconds:
+        """When to call advance next if nothing arrives before; inf when idle or hung."""
+
+    def progress(self, job_id: int) -> Done:
+        """A live job so far. KeyError if unknown."""
+
+    def gauges(self) -> dict[str, float]:
+        """Gauges and running totals by name, at the time advanced to."""
+
+    def facts(self) -> dict[str, Any]:
+        """What it is, for a run's manifest."""
+
+    def reset(self, now: Seconds) -> bool:
+        """Empty the prefix cache, as vLLM's /reset_prefix_cache: False, and nothing done, while blocks are in use."""
+
+    def check(self) -> None:
+        """Assert every invariant. Slow: for tests."""

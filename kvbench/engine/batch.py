@@ -1,48 +1,20 @@
-"""Continuous batching in vLLM's order: running sequences first, chunked prefill under a token budget, first come first served.
+"""Continuous batching in vLLM's order: running sequences first, chunked prefill under a token budget, then the queue.
 
-When blocks run out the sequence admitted last is preempted: it loses all its blocks, goes to the head of the queue and computes
-everything again (what is still resident of it counts as found). Nothing is admitted in a step that preempted.
+When blocks run out a sequence is preempted (profile.victim; vLLM's is the one admitted last): it loses all its blocks, goes back
+to its place in the queue and computes everything again (what is still resident of it counts as found). Nothing is admitted in a
+step that preempted.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvbench.core import reply_key
-from kvbench.engine import Job, Key
-from kvbench.engine.pool import ROOT, Chain, Pool
+from kvbench.core import Nanos, reply_key
+from kvbench.engine import Job
+from kvbench.engine.cache import Cache, Found
+from kvbench.engine.sequence import ORDERS, VICTIMS, Queue, Sequence
 from kvbench.profile import EngineProfile
 
 ENDLESS = 1 << 62  # tokens of a reply's content: as many as are asked for
-
-
-class Sequence:
-    """One answer to one job while the engine works on it."""
-
-    __slots__ = (
-        "admitted", "blocks", "chain", "computed", "edge", "end", "highest", "job", "known", "name", "preempted", "prompt",
-        "published",
-    )  # fmt: skip
-
-    def __init__(self, job: Job, choice: int, block: int) -> None:
-        self.job = job
-        self.name = (job.id, choice)
-        self.prompt = job.tokens
-        self.end = self.prompt + job.max_tokens
-        reply = reply_key(job.id) if choice == 0 else hash((reply_key(job.id), choice))
-        self.chain = Chain((*job.segments, (reply, ENDLESS)), block)
-        self.known = self.prompt  # tokens whose content is known: the prompt and what was generated
-        self.computed = 0  # tokens whose KV exists: always fewer than `known`
-        self.blocks: list[int] = []
-        self.published = 0  # leading blocks that are in the pool's index
-        self.edge = 1  # the next number of tokens that takes a new block or fills one
-        self.highest = 0  # most tokens computed before a preemption: up to here they are computed again
-        self.preempted = 0
-        self.admitted = False
-
-    @property
-    def generated(self) -> int:
-        return self.known - self.prompt
 
 
 @dataclass(slots=True)
@@ -51,6 +23,7 @@ class Counters:
 
     query: int = 0  # prompt tokens looked up, once per job at its first admission
     hit: int = 0  # of those, found
+    below: int = 0  # of the found, in a tier below the device
     recompute: int = 0  # computed again because of a preemption
     computed: int = 0
     preemptions: int = 0  # sequences
@@ -64,6 +37,7 @@ class Plan:
     decodes: list[Sequence] = field(default_factory=list)  # one token each
     preempted: int = 0
     repeats: bool = False  # the next step is the same until a sequence ends, blocks run out or something arrives
+    ready: Nanos | None = None  # when the first of the sequences that are still being loaded can take part
 
     @property
     def work(self) -> bool:
@@ -71,14 +45,28 @@ class Plan:
 
 
 class Batch:
-    """The running and waiting sequences over one pool."""
+    """The running and waiting sequences over one KV memory."""
 
-    def __init__(self, pool: Pool, profile: EngineProfile) -> None:
-        self.pool, self.profile = pool, profile
+    def __init__(self, cache: Cache, profile: EngineProfile) -> None:
+        self.cache, self.profile = cache, profile
         self.running: list[Sequence] = []  # in order of admission
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = Queue(ORDERS[profile.order])
         self.counters = Counters()
         self.cached: dict[int, int] = {}  # job id -> prompt tokens found at its first admission
+        self._victim = VICTIMS[profile.victim]
+        self._arrivals = 0
+
+    def arrive(self, job: Job, choice: int) -> Sequence:
+        """Queue one answer to `job`."""
+        reply = reply_key(job.id) if choice == 0 else hash((reply_key(job.id), choice))
+        holding = self.cache.open((*job.segments, (reply, ENDLESS)), job.id, job.salt)
+        sequence = Sequence(job, choice, holding, self._arrivals)
+        if job.begun:  # what it finds of its own prompt came from another node: not a hit rate
+            sequence.known += job.begun[choice]
+            sequence.admitted = True
+        self._arrivals += 1
+        self.waiting.push(sequence)
+        return sequence
 
     def plan(self) -> Plan:
         """Schedule the next step, take its blocks and publish those it fills: later admissions of the same step hit them."""
@@ -87,8 +75,12 @@ class Batch:
         at = 0
         while at < len(self.running) and budget:
             sequence = self.running[at]
+            if sequence.ready > self.cache.now:
+                self._later(plan, sequence)
+                at += 1
+                continue
             tokens = min(sequence.known, sequence.computed + budget)
-            if tokens >= sequence.edge and not self._room(sequence, tokens, plan):
+            if tokens >= sequence.holding.edge and not self._room(sequence, tokens, at, plan):
                 break
             budget -= tokens - sequence.computed
             self._schedule(plan, sequence, tokens)
@@ -98,6 +90,9 @@ class Batch:
         plan.repeats = whole and not plan.chunks and (blocked or not self.waiting)
         return plan
 
+    def _later(self, plan: Plan, sequence: Sequence) -> None:
+        plan.ready = sequence.ready if plan.ready is None else min(plan.ready, sequence.ready)
+
     def _schedule(self, plan: Plan, sequence: Sequence, tokens: int) -> None:
         """The step computes the sequence up to `tokens` tokens."""
         if sequence.computed + 1 == sequence.known > sequence.prompt:
@@ -105,32 +100,16 @@ class Batch:
         else:
             plan.chunks.append((sequence, tokens - sequence.computed))
 
-    def _room(self, sequence: Sequence, tokens: int, plan: Plan) -> bool:
-        """Blocks for `tokens` tokens, preempting from the end of the batch. False when the sequence itself had to go."""
-        need = -(-tokens // self.pool.tokens) - len(sequence.blocks)
-        while need > self.pool.free:
-            victim = self.running.pop()
+    def _room(self, sequence: Sequence, tokens: int, at: int, plan: Plan) -> bool:
+        """Blocks for `tokens` tokens of running[at], preempting among those not scheduled yet. False when it had to go itself."""
+        while self.cache.lacks(sequence.holding, tokens):
+            victim = self.running.pop(at + self._victim(self.running[at:]))
             self._preempt(victim)
             plan.preempted += 1
             if victim is sequence:
                 return False
-        self.grow(sequence, tokens)
+        self.cache.grow(sequence.holding, tokens)
         return True
-
-    def grow(self, sequence: Sequence, tokens: int) -> None:
-        """Allocate up to `tokens` tokens and publish every block they fill. The caller has checked that there is room."""
-        block, blocks = self.pool.tokens, sequence.blocks
-        need = -(-tokens // block) - len(blocks)
-        if need > 0:
-            blocks += self.pool.allocate(need)
-        full = tokens // block
-        if full > sequence.published:
-            keys = sequence.chain.upto(full)
-            for at in range(sequence.published, full):
-                blocks[at] = self.pool.publish(blocks[at], keys[at], keys[at - 1] if at else ROOT, at)
-            sequence.published = full
-        edge = len(blocks) * block
-        sequence.edge = edge if edge > tokens else tokens + 1
 
     def _admit(self, plan: Plan, budget: int) -> bool:
         """Take from the queue what fits. True when the head of the queue has to wait for blocks or for a place."""
@@ -139,49 +118,43 @@ class Batch:
                 return True
             sequence = self.waiting[0]
             # The last known token is always computed, so that there is something to sample from: a hit never covers it.
-            most = (sequence.known - 1) // self.pool.tokens
-            keys = sequence.chain.upto(most)
-            found = self.pool.found(keys, most)
-            start = found * self.pool.tokens
-            new = min(sequence.known - start, budget)
-            target = sequence.known if self.profile.admission == "prompt" else start + new
-            need = -(-target // self.pool.tokens) - found + self.pool.unreferenced(keys[:found])
-            if need > self.pool.free:
+            most = sequence.known - 1
+            found = self.cache.find(sequence.holding, most)
+            new = min(sequence.known - found.tokens, budget)
+            target = sequence.known if self.profile.admission == "prompt" else found.tokens + new
+            if not self.cache.fits(sequence.holding, found, target):
                 return True
-            self.waiting.popleft()
-            if found < most:
-                self.pool.policy.miss(keys[found])
-            self._enter(sequence, keys[:found])
-            self.grow(sequence, start + new)
+            self.waiting.pop()
+            self._enter(sequence, found, most)
             self.running.append(sequence)
+            if sequence.ready > self.cache.now:
+                self._later(plan, sequence)
+                continue
+            self.cache.grow(sequence.holding, found.tokens + new)
             budget -= new
-            self._schedule(plan, sequence, start + new)
+            self._schedule(plan, sequence, found.tokens + new)
         return False
 
-    def _enter(self, sequence: Sequence, found: list[Key]) -> None:
+    def _enter(self, sequence: Sequence, found: Found, most: int) -> None:
         """Reference what was found. Lookups are counted once per job: later admissions of it would flatter the hit rate."""
-        sequence.blocks = self.pool.take(found)
-        sequence.computed = len(found) * self.pool.tokens
-        sequence.published = len(found)
-        if not sequence.admitted and sequence.name[1] == 0:  # other choices would find the first one's blocks: not a hit rate
-            self.counters.query += sequence.prompt
-            self.counters.hit += sequence.computed
-            self.cached[sequence.job.id] = sequence.computed
+        first = not sequence.admitted and sequence.name[1] == 0  # other choices would find the first one's blocks: not a hit rate
+        sequence.ready = self.cache.enter(sequence.holding, found, most)
+        sequence.computed = found.tokens
         sequence.admitted = True
+        if first:
+            self.counters.query += sequence.prompt
+            self.counters.hit += found.tokens
+            self.counters.below += found.below
+            self.cached[sequence.job.id] = found.tokens
+            self.cache.count(found, sequence.prompt)
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._release(sequence)
+        self.cache.release(sequence.holding, sequence.computed)
         sequence.highest = max(sequence.highest, sequence.computed)
         sequence.computed = 0
         sequence.preempted += 1
         self.counters.preemptions += 1
-        self.waiting.appendleft(sequence)
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.published = 0
-        sequence.edge = 1
+        self.waiting.push(sequence)
 
     def prefilled(self, sequence: Sequence, tokens: int) -> None:
         """A chunk of `tokens` tokens of the sequence has been computed; the last one also gives the next token."""
@@ -198,8 +171,8 @@ class Batch:
         for sequence in sequences:
             sequence.computed = after = sequence.computed + tokens
             sequence.known += tokens
-            if after + more >= sequence.edge:
-                self.grow(sequence, after + more)
+            if after + more >= sequence.holding.edge:
+                self.cache.grow(sequence.holding, after + more)
         self.counters.computed += tokens * len(sequences)
 
     def leave(self, sequence: Sequence) -> None:
@@ -208,33 +181,19 @@ class Batch:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        self._release(sequence)
+        self.cache.release(sequence.holding, sequence.computed)
 
     def steps_in_room(self, sequences: Iterable[Sequence], most: int) -> int:
         """How many decode steps, at most `most`, all can take together before blocks run out. At least 1: it is planned."""
-        block, free = self.pool.tokens, self.pool.free
-        slack = [len(s.blocks) * block - s.computed for s in sequences]  # tokens that still fit into what each holds
-
-        def fits(steps: int) -> bool:
-            return sum(-(-(steps - left) // block) for left in slack if steps > left) <= free
-
-        if fits(most):
-            return most
-        low, high = 1, most  # fits(low), not fits(high)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return self.cache.steps_in_room([(s.holding, s.computed) for s in sequences], most)
 
     def check(self) -> None:
-        """Assert the invariants of pool and batch. Slow: for tests."""
-        self.pool.check(s.blocks for s in self.running)
+        """Assert the invariants of KV memory and batch. Slow: for tests."""
+        self.cache.check(s.holding for s in self.running)
         for s in self.running:
             assert s.computed < s.known or s.known == 0, "everything computed, nothing to sample from"
-            assert len(s.blocks) * self.pool.tokens >= s.computed, "computed tokens without blocks"
-            assert s.published <= len(s.blocks), "more blocks published than held"
-            held = [self.pool.index.get(key) for key in s.chain.keys[: s.published]]
-            assert held == s.blocks[: s.published], "a published block is not the index's"
+            for group, table in zip(self.cache.groups, s.holding.tables, strict=True):
+                assert len(table.blocks) * group.pool.tokens >= s.computed, "computed tokens without blocks"
         for s in self.waiting:
-            assert not s.blocks, "a waiting sequence holds blocks"
+            assert not any(table.blocks for table in s.holding.tables), "a waiting sequence holds blocks"
             assert not s.computed, "a waiting sequence has computed tokens"

@@ -3,6 +3,7 @@
 Everything is per device of a tensor-parallel group: weights, heads and FLOPs are split by its size, latent KV is not.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -60,26 +61,27 @@ class Roofline:
         self._reduce = 2 * model.layers * hardware.link_latency if n > 1 else 0.0
         self._reduce_token = 2 * model.layers * 2 * (n - 1) / n * model.hidden * ACTIVATION_BYTES / hardware.link
 
-    def weight_bytes(self, tokens: int) -> float:
+    def weight_bytes(self, tokens: float) -> float:
         """Bytes of layer weights a step over `tokens` tokens reads: of E experts, E (1 - (1 - k/E)^tokens) are touched."""
         if self.model.experts is None:
             return self._common
         experts = self.model.experts
-        touched = experts.count * (1 - (1 - experts.active / experts.count) ** tokens)
+        touched = experts.count * (1 - math.pow(1 - experts.active / experts.count, tokens))
         per_expert = self.model.expert_layers * self.model.expert_parameters * self.model.weight_bytes / self.hardware.count
         return self._common + touched * per_expert
 
     def terms(self, step: Step) -> Terms:
-        new = sum(chunk for chunk, _ in step.prefill)
-        tokens = new + step.decodes
+        shares = step.shares or (1.0,) * len(step.prefill)
+        tokens = sum(share * chunk for share, (chunk, _) in zip(shares, step.prefill, strict=True)) + step.decodes
         flops = 2 * (self.model.active_parameters * tokens + self.model.head_parameters * step.samples) / self.hardware.count
         compute = flops / self._flops
         weights = (self.weight_bytes(tokens) + (self._head if step.samples else 0.0)) / self._bandwidth
         linear = max(compute, weights) + (1 - self.hardware.overlap) * min(compute, weights)
         prefill = 0.0
-        for chunk, before in step.prefill:
+        for share, (chunk, before) in zip(shares, step.prefill, strict=True):
             pairs = chunk * before + chunk * (chunk + 1) / 2  # causal: token i of the chunk sees before + i
-            prefill += max(pairs * self._pair / self._attention_flops, (before + chunk) * self._kv_bytes / self._bandwidth)
+            read = (before + chunk) * self._kv_bytes / self._bandwidth
+            prefill += share * max(pairs * self._pair / self._attention_flops, read)
         sequences = len(step.prefill) + step.decodes
         return Terms(
             compute=compute,

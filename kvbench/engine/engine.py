@@ -11,14 +11,18 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from kvbench.core import Nanos, Seconds
 from kvbench.engine import Done, Job, Span, Step
-from kvbench.engine.batch import Batch, Plan, Sequence
+from kvbench.engine.batch import Batch, Plan
+from kvbench.engine.cache import Cache, Group
 from kvbench.engine.cost import COSTS
-from kvbench.engine.evict import POLICIES
+from kvbench.engine.evict.policies import POLICIES
 from kvbench.engine.faults import Edge, Fault, edges
 from kvbench.engine.pool import Pool
+from kvbench.engine.sequence import Sequence
+from kvbench.engine.tape import Tape
 from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, kv_room
 
 
@@ -40,26 +44,36 @@ class _Steps:
 class Engine:
     """One replica. `seed` reaches the eviction policy and says who is refused; everything else is deterministic by itself.
 
-    Faults act through `pool`, `slowed` (factors on step times), `refusals` (shares of new jobs), `stall` and `resume`; `passed`
-    holds the edges that time has come to, until whoever reads it takes them away.
+    Faults act through `cache`, `slowed` (factors on step times), `refusals` (shares of new jobs), `stall` and `resume`; `passed`
+    holds the edges that time has come to, until whoever reads it takes them away. `tape` is told of every access.
     """
 
     def __init__(
-        self, model: Model, hardware: Hardware, engine: EngineProfile, seed: int = 0, faults: Iterable[Fault] = ()
-    ) -> None:
+        self, model: Model, hardware: Hardware, engine: EngineProfile, seed: int = 0, faults: Iterable[Fault] = (),
+        tape: Tape | None = None,
+    ) -> None:  # fmt: skip
         if engine.policy not in POLICIES:
             raise ValueError(f"policy {engine.policy!r} is unknown: one of {', '.join(POLICIES)}")
         self.model, self.hardware, self.profile = model, hardware, engine
         self.blocks = kv_blocks(model, hardware, engine)
         self.cost = COSTS["roofline"](model, hardware, engine)
         self._memory = _memory(model, hardware, engine, self.blocks)
-        self.pool = Pool(self.blocks, engine.block, POLICIES[engine.policy](self.blocks - 1, seed))
-        self.batch = Batch(self.pool, engine)
+        self.pool = Pool(
+            self.blocks,
+            engine.block,
+            POLICIES[engine.policy](self.blocks - 1, seed),
+            retain=round(engine.retain * 1e9),
+            tape=tape,
+        )
+        group = Group("all", self.pool, 1, model.layers, engine.block * model.kv_token_bytes(hardware.count))
+        self.cache = Cache([group], tape=tape, retain_tokens=engine.retain_tokens)
+        self.batch = Batch(self.cache, engine)
         self._jobs: dict[int, list[Sequence]] = {}  # job id -> its choices that have not ended
         self._ended: dict[int, tuple[int, int]] = {}  # job id -> tokens and preemptions of choices that have
         self._steps: _Steps | None = None
         self._clock: Nanos = 0  # end of the last step, or the change that ended an idle time
         self._blocked = False  # there are jobs and no block for any of them: nothing begins until something changes
+        self._loading: Nanos | None = None  # all that could run is being loaded: until then nothing begins
         self.faults = tuple(faults)
         self._edges = edges(self.faults)
         self._chance = random.Random(seed)
@@ -70,8 +84,8 @@ class Engine:
         self.passed: list[Edge] = []
 
     def submit(self, job: Job, now: Seconds) -> str | None:
-        """Queue a job. Returns None, or why it is not served: "refused" (a fault), or never can be: "empty", "context_too_long"
-        or "kv_too_small".
+        """Queue a job. Returns None, or why it is not served: "refused" (a fault) or "full" (max_waiting), or never can be:
+        "empty", "context_too_long" or "kv_too_small".
 
         ValueError for an id that is live.
         """
@@ -84,12 +98,16 @@ class Engine:
             return "empty"
         if total > self.profile.limit(self.model):
             return "context_too_long"
-        if -(-(total - 1) // self.profile.block) > self.pool.usable:  # the last token is sampled and never cached
+        if total - 1 > self.cache.usable_tokens():  # the last token is sampled and never cached
             return "kv_too_small"
+        if self.profile.max_waiting is not None and len(self.batch.waiting) >= self.profile.max_waiting:
+            return "full"
         if not self._jobs:
             self._clock = max(self._clock, round(now * 1e9))
-        self._jobs[job.id] = [Sequence(job, choice, self.profile.block) for choice in range(job.n)]
-        self.batch.waiting.extend(self._jobs[job.id])
+        begun = job.begun or (0,) * job.n
+        self._jobs[job.id] = [self.batch.arrive(job, choice) for choice in range(job.n) if begun[choice] < job.max_tokens]
+        if job.max_tokens in begun:
+            self._ended[job.id] = begun.count(job.max_tokens) * job.max_tokens, 0
         self._cut(round(now * 1e9))
         return None
 
@@ -108,8 +126,8 @@ class Engine:
         """Something changed at `now`: nothing beyond the step in progress, if there is one, is decided any more."""
         steps = self._steps
         if steps is None:
-            if self._blocked:
-                self._clock, self._blocked = max(self._clock, now), False
+            if self._blocked or self._loading is not None:
+                self._clock, self._blocked, self._loading = max(self._clock, now), False, None
             return
         if steps.taken and now <= steps.end(steps.taken):
             self._clock, self._steps = steps.end(steps.taken), None
@@ -136,12 +154,13 @@ class Engine:
         spans: list[Span] = []
         while not self._stalls:
             if self._steps is None:
-                if self._clock >= limit or self._blocked or not self._jobs:
+                if self._loading is not None and self._loading < limit:
+                    self._clock, self._loading = max(self._clock, self._loading), None
+                if self._clock >= limit or self._blocked or self._loading is not None or not self._jobs:
                     break
                 self._steps = self._begin()
                 if self._steps is None:
-                    self._blocked = True
-                    break
+                    continue
             steps = self._steps
             ended = bisect_right(range(1, steps.count + 1), limit, key=steps.end)
             if ended > steps.taken:
@@ -172,29 +191,39 @@ class Engine:
             self._clock = max(self._clock, now)
 
     def _begin(self) -> _Steps | None:
-        """The next steps, from _clock. None where no job can have its blocks, which takes a fault that holds them."""
+        """The next steps, from _clock. None while everything is being loaded, and where no job can have its blocks, which takes a
+        fault that holds them: `_loading` or `_blocked` is set then."""
+        self.cache.now = self._clock
         plan = self.batch.plan()
         while plan.preempted and not plan.work:  # the last one running had to go: it may come back with a smaller first chunk
             plan = self.batch.plan()
         if not plan.work:
+            self._loading, self._blocked = plan.ready, plan.ready is None
             return None
         chunks = tuple((new, sequence.computed) for sequence, new in plan.chunks)
+        shares = (
+            tuple(s.holding.share(s.computed, s.computed + new) for s, new in plan.chunks) if len(self.cache.groups) > 1 else ()
+        )
         samples = len(plan.decodes) + sum([s.computed + new == s.known for s, new in plan.chunks])
         context = sum([s.computed for s in plan.decodes]) + len(plan.decodes)
         slow = math.prod(self.slowed) * 1e9
-        first = self.cost.seconds(Step(chunks, len(plan.decodes), context, samples)) * slow
+        debt, self.cache.debt = self.cache.debt, 0.0
+        first = self.cost.seconds(Step(chunks, len(plan.decodes), context, samples, shares)) * slow + debt * 1e9
         count, growth = 1, 0.0
         if plan.repeats:
             count = min([s.end - s.known for s in plan.decodes])
         if count > 1:
             count = self.batch.steps_in_room(plan.decodes, count)
             grown = Step((), len(plan.decodes), context + len(plan.decodes), samples)
-            growth = self.cost.seconds(grown) * slow - first
+            growth = self.cost.seconds(grown) * slow - (first - debt * 1e9)
+            if debt or plan.ready is not None:  # the next step differs: it owes nothing, or more sequences may take part
+                count = 1
         return _Steps(self._clock, first, growth, count, plan)
 
     def _take(self, steps: _Steps, upto: int) -> Span:
         """Hand out steps up to and including `upto`, and take the blocks of the step after them, where there is one."""
         plan = steps.plan
+        self.cache.now = steps.end(upto)
         sampled = [s for s, new in plan.chunks if s.computed + new == s.known]
         for sequence, new in plan.chunks:
             self.batch.prefilled(sequence, new)
@@ -231,6 +260,8 @@ class Engine:
         edge = self._edges[0].at / 1e9 if self._edges else math.inf  # the steps planned so far may not last beyond it
         if self._stalls or self._blocked:
             return edge
+        if self._loading is not None:
+            return min(edge, (self._loading + 1) / 1e9)
         if self._steps is not None:
             return min(edge, self._steps.end(self._steps.count) / 1e9)
         return min(edge, (self._clock + 1) / 1e9)  # the step that begins at _clock has begun just after it
@@ -243,13 +274,19 @@ class Engine:
         preempted += sum(s.preempted for s in live)
         return Done(job_id, live[0].prompt, tokens, self.batch.cached.get(job_id, 0), preempted)
 
+    def begun(self, job_id: int) -> tuple[int, ...]:
+        """Answer tokens of each choice of a live job so far, those from other nodes included. KeyError if unknown."""
+        job = self._jobs[job_id][0].job
+        live = {sequence.name[1]: sequence.generated for sequence in self._jobs[job_id]}
+        return tuple(live.get(choice, job.max_tokens) for choice in range(job.n))
+
     def gauges(self) -> dict[str, float]:
         """State at the time advanced to, the step in progress included. Shares are of the usable blocks (metrics: KV cache)."""
         counters = self.batch.counters
         memory = {} if self._memory is None else {"gpu_memory": self._memory}
         return memory | {
-            "kv_usage": self.pool.referenced / self.pool.usable,
-            "cached_share": len(self.pool.index) / self.pool.usable,
+            "kv_usage": self.cache.share("referenced"),
+            "cached_share": self.cache.share("index"),
             "running": float(len(self.batch.running)),
             "waiting": float(len(self.batch.waiting)),
             "preemptions": float(counters.preemptions),
@@ -258,6 +295,32 @@ class Engine:
             "recompute_tokens": float(counters.recompute),
             "computed_tokens": float(counters.computed),
         }
+
+    def facts(self) -> dict[str, Any]:
+        """What it is, for a run's manifest."""
+        return {
+            "kind": "sim",
+            "model": self.model.name,
+            "hardware": self.hardware.name,
+            "devices": self.hardware.count,
+            "engine": self.profile.name,
+            "max_context": self.profile.limit(self.model),
+            "blocks": self.blocks - 1,  # usable: one is the null block, as in vLLM
+            "block_tokens": self.profile.block,
+            "kv_tokens": (self.blocks - 1) * self.profile.block,
+            "kv_bytes_per_token": self.model.kv_token_bytes(self.hardware.count) * self.hardware.count,
+            "gpu_memory_utilization": self.profile.preallocates,
+            "faults": [fault.told() for fault in self.faults],
+        }
+
+    def found(self, job: Job) -> int:
+        """Prompt tokens of `job` that are resident, on the device or below. Counts nothing."""
+        return self.cache.find(self.cache.open(job.segments, job.id, job.salt), job.tokens - 1).tokens
+
+    def reset(self, now: Seconds) -> bool:
+        """Empty the prefix cache. False, and nothing done, while blocks are in use. After advance(now)."""
+        self.cache.now = round(now * 1e9)
+        return self.cache.reset()
 
     def check(self) -> None:
         """Assert every invariant. Slow: for tests."""

@@ -5,73 +5,38 @@ A block is *referenced* (a live sequence holds it, or a fault pins it), *cached*
 difference from vLLM: when a sequence computes content that is already resident, it adopts the resident block and returns its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from kvbench.core import Segment
+from kvbench.core import Nanos
 from kvbench.engine import BlockInfo, Key, Policy
+from kvbench.engine.tape import Tape
 
-ROOT: Key = 0x9E3779B97F4A7C15  # parent of a first block
 
-
-class Chain:
-    """Block hashes of one sequence, computed on demand: hash(parent, the (key, offset, tokens) slices inside the block).
-
-    Tuples of integers hash alike in every process, so runs are reproducible; 64 bits make a collision among 10^7 blocks a
-    one-in-a-million event. Costs about 0.2 us per block inside a segment.
-    """
-
-    __slots__ = ("_at", "_block", "_offset", "_segments", "keys")
-
-    def __init__(self, segments: Iterable[Segment], block: int) -> None:
-        self.keys: list[Key] = []
-        self._segments = [segment for segment in segments if segment[1] > 0]
-        self._block = block
-        self._at = self._offset = 0  # the first token not yet hashed: segment and offset inside it
-
-    def upto(self, count: int) -> list[Key]:
-        """The list of keys, at least `count` of them known (the content must be that long)."""
-        keys, block = self.keys, self._block
-        while len(keys) < count:
-            content, tokens = self._segments[self._at]
-            whole = min((tokens - self._offset) // block, count - len(keys))
-            if whole == 0:
-                self._seam()
-                continue
-            parent = keys[-1] if keys else ROOT
-            end = self._offset + whole * block
-            for offset in range(self._offset, end, block):
-                parent = hash((parent, content, offset, block))
-                keys.append(parent)
-            self._offset = end
-        return keys
-
-    def _seam(self) -> None:
-        """Append the block that begins in the present segment and ends in a later one."""
-        slices: list[int] = []
-        left = self._block
-        while left:
-            content, tokens = self._segments[self._at]
-            taken = min(left, tokens - self._offset)
-            if taken:
-                slices += (content, self._offset, taken)
-            left -= taken
-            self._offset += taken
-            if left:
-                self._at, self._offset = self._at + 1, 0
-        self.keys.append(hash((self.keys[-1] if self.keys else ROOT, *slices)))
+def _nowhere(key: Key) -> None:
+    """What the pool gives up is gone."""
 
 
 class Pool:
-    """`blocks` blocks of `tokens` tokens, the null block included, under an eviction policy."""
+    """`blocks` blocks of `tokens` tokens, the null block included, under an eviction policy.
 
-    def __init__(self, blocks: int, tokens: int, policy: Policy) -> None:
+    `retain`: a block whose content is younger than that stays while another can go. `tape` is told of every change, `evicted_to`
+    of every key given up.
+    """
+
+    def __init__(
+        self, blocks: int, tokens: int, policy: Policy, group: int = 0, retain: Nanos = 0, tape: Tape | None = None,
+        evicted_to: Callable[[Key], None] = _nowhere,
+    ) -> None:  # fmt: skip
         if blocks < 2:
             raise ValueError(f"blocks is {blocks}: a pool has at least 2 (one of them is the null block)")
         self.usable = blocks - 1
         self.tokens = tokens
         self.policy = policy
+        self.group, self.retain, self.tape, self.evicted_to = group, retain, tape, evicted_to
+        self.now: Nanos = 0
         self.index: dict[Key, int] = {}
         self.evicted = 0
+        self._born: list[Nanos] = [0] * blocks  # when a block got its content
         self._key: list[Key | None] = [None] * blocks
         self._refs = [0] * blocks
         self._empty = list(range(blocks - 1, 0, -1))  # a stack: what was freed last is taken first
@@ -88,6 +53,11 @@ class Pool:
     def referenced(self) -> int:
         return self._referenced
 
+    @property
+    def empty(self) -> int:
+        """Blocks that hold no content and that nobody references."""
+        return len(self._empty)
+
     def found(self, keys: Sequence[Key], most: int) -> int:
         """How many of the first `most` keys are resident, up to the first that is not. Counts nothing: admission may fail."""
         index = self.index
@@ -100,7 +70,7 @@ class Pool:
         """How many of these resident keys nobody references: taking them uses up free blocks."""
         return sum(not self._refs[self.index[key]] for key in keys)
 
-    def take(self, keys: Iterable[Key]) -> list[int]:
+    def take(self, keys: Iterable[Key], job: int = -1) -> list[int]:
         """Reference the blocks of resident keys."""
         taken = []
         for key in keys:
@@ -109,10 +79,12 @@ class Pool:
                 self._referenced += 1
             self._refs[block] += 1
             self.policy.hit(key)
+            if self.tape is not None:
+                self.tape.note("hit", key, self.group, job, block)
             taken.append(block)
         return taken
 
-    def allocate(self, count: int) -> list[int]:
+    def allocate(self, count: int, job: int = -1) -> list[int]:
         """`count` blocks without content, referenced once. The caller has checked `free`; RuntimeError otherwise."""
         if count > self.free:
             raise RuntimeError(f"{count} blocks asked for, {self.free} free")
@@ -120,32 +92,70 @@ class Pool:
         for _ in range(count):
             block = self._empty.pop() if self._empty else self._evict()
             self._refs[block] = 1
+            if self.tape is not None:
+                self.tape.note("alloc", None, self.group, job, block)
             taken.append(block)
         self._referenced += count
         return taken
 
     def _evict(self) -> int:
-        key = self.policy.evict(self._pinned, None)
-        block = self.index.pop(key)  # the hash leaves the index before the block is used again: no stale hits
-        self._key[block] = None
+        try:
+            key = self.policy.evict(self._kept if self.retain else self._pinned, None)
+        except KeyError:
+            if not self.retain:
+                raise
+            key = self.policy.evict(self._pinned, None)  # everything is young: room comes first
+        block = self._drop(key)
         self.evicted += 1
+        if self.tape is not None:
+            self.tape.note("evict", key, self.group, -1, block)
+        self.evicted_to(key)
+        return block
+
+    def _drop(self, key: Key) -> int:
+        """The hash leaves the index before the block is used again: no stale hits."""
+        block = self.index.pop(key)
+        self._key[block] = None
         return block
 
     def _pinned(self, key: Key) -> bool:
         return self._refs[self.index[key]] > 0
 
-    def publish(self, block: int, key: Key, parent: Key, position: int) -> int:
+    def _kept(self, key: Key) -> bool:
+        block = self.index[key]
+        return self._refs[block] > 0 or self.now - self._born[block] < self.retain
+
+    def publish(self, block: int, key: Key, parent: Key, position: int, job: int = -1) -> int:
         """The referenced `block` now holds `key`. Returns the block to keep: the resident one, where there is one already."""
         resident = self.index.get(key)
         if resident is None:
             self.index[key] = block
             self._key[block] = key
+            self._born[block] = self.now
             self.policy.insert(key, BlockInfo(parent, position, self.tokens))
+            if self.tape is not None:
+                self.tape.note("store", key, self.group, job, block)
             return block
         if resident != block:
             self.release([block])
-            self.take([key])
+            if not self._refs[resident]:
+                self._referenced += 1
+            self._refs[resident] += 1
+            self.policy.hit(key)
         return resident
+
+    def discard(self, keys: Iterable[Key]) -> None:
+        """Forget those of these keys that are resident and that nobody references."""
+        for key in list(keys):
+            block = self.index.get(key)
+            if block is not None and not self._refs[block]:
+                self._drop(key)
+                self.policy.remove(key)
+                self._empty.append(block)
+
+    def clear(self) -> None:
+        """Forget all content that nobody references."""
+        self.discard(self.index)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each, tail first. RuntimeError for a block that has none (a double free)."""
@@ -157,6 +167,8 @@ class Pool:
             if refs == 1:
                 self._referenced -= 1
                 key = self._key[block]
+                if self.tape is not None:
+                    self.tape.note("free", key, self.group, -1, block)
                 if key is None:
                     self._empty.append(block)
                 else:

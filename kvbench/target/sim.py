@@ -12,14 +12,14 @@ from typing import Any
 
 from kvbench.clock import Clock
 from kvbench.core import Event, Message, Nanos, Record, Request, Seconds, Segment
-from kvbench.engine import Done, Job, Span
-from kvbench.engine.engine import Engine
+from kvbench.engine import Done, Job, Machine, Span
 
 REFUSALS = {
     "empty": "prompt and answer have at least one token each",
     "context_too_long": "prompt and answer are longer than the model's context",
     "kv_too_small": "prompt and answer need more KV blocks than the pool has",
     "refused": "refused by a fault of the scenario (target.faults)",
+    "full": "refused: max_waiting requests wait already (target.settings)",
 }
 
 
@@ -34,34 +34,20 @@ class _Live:
 
 
 class Sim:
-    """Sends every request to one Engine. Of the sampling only `n` and `beam_width` matter; answers have max_tokens tokens.
+    """Sends every request to one machine. Of the sampling only `n` and `beam_width` matter; answers have max_tokens tokens.
 
     An engine that hangs for good (a fault without an end) would keep virtual time going for ever where a phase waits for answers:
     there, and only there, a request times out after SILENCE.
     """
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    def __init__(self, engine: Machine, clock: Clock) -> None:
         self.engine, self.clock = engine, clock
         self._live: dict[int, _Live] = {}
         self._timer = clock.timer(self._wake)
         self._hung: Nanos | None = None  # since when the engine has work that it will never go on with
 
     async def open(self) -> dict[str, Any]:
-        engine = self.engine
-        return {
-            "kind": "sim",
-            "model": engine.model.name,
-            "hardware": engine.hardware.name,
-            "devices": engine.hardware.count,
-            "engine": engine.profile.name,
-            "max_context": engine.profile.limit(engine.model),
-            "blocks": engine.blocks - 1,  # usable: one is the null block, as in vLLM
-            "block_tokens": engine.profile.block,
-            "kv_tokens": (engine.blocks - 1) * engine.profile.block,
-            "kv_bytes_per_token": engine.model.kv_token_bytes(engine.hardware.count) * engine.hardware.count,
-            "gpu_memory_utilization": engine.profile.preallocates,
-            "faults": [fault.told() for fault in engine.faults],
-        }
+        return self.engine.facts()
 
     def encode(self, request: Request) -> bytes:
         return b""
@@ -70,9 +56,12 @@ class Sim:
         now = self._pump()
         record.sent_ns = record.written_ns = now
         record.connect_ns = 0
-        job = Job(request.id, _content(request), request.max_tokens, _choices(request.sampling))
+        job = Job(
+            request.id, _content(request), request.max_tokens, _choices(request.sampling), _salt(request.sampling),
+            int(request.sampling.get("priority", 0)), request.cls,
+        )  # fmt: skip
         refused = self.engine.submit(job, now / 1e9)
-        if refused == "refused":  # as a server's 503
+        if refused in ("refused", "full"):  # as a server's 503
             record.status = 503
             record.outcome, record.cause, record.error, record.end_ns = "rejected", "http_503", REFUSALS[refused], now
             return
@@ -185,6 +174,12 @@ def _stamp(record: Record, times: list[Nanos]) -> None:
 def _choices(sampling: dict[str, Any]) -> int:
     """How many answers are generated: beam search keeps beam_width of them alive."""
     return max(int(sampling.get("n", 1)), int(sampling.get("beam_width", 1)), 1)
+
+
+def _salt(sampling: dict[str, Any]) -> int:
+    """vLLM's cache_salt: requests of different salts share nothing. 0 without one."""
+    salt = sampling.get("cache_salt")
+    return 0 if salt is None else int.from_bytes(hashlib.blake2b(str(salt).encode(), digest_size=7).digest(), "big")
 
 
 def _content(request: Request) -> tuple[Segment, ...]:

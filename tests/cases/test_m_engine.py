@@ -5,7 +5,7 @@ import pytest
 from kvbench.core import Seconds
 from kvbench.engine import Job, Step
 from kvbench.engine.engine import Engine
-from kvbench.engine.evict import POLICIES
+from kvbench.engine.evict.policies import POLICIES
 from kvbench.engine.pool import Pool
 from kvbench.profile import load_engine, load_hardware, load_model
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kvbench.engine import BlockInfo, Policy
-from kvbench.engine.evict import POLICIES
+from kvbench.engine.evict.policies import POLICIES
 
 CAPACITY = 8
 

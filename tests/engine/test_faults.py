@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from kvbench.engine import Job
 from kvbench.engine.engine import Engine
-from kvbench.engine.evict import Lru
+from kvbench.engine.evict.order import Lru
 from kvbench.engine.faults import FAULTS, Fault, edges
-from kvbench.engine.pool import ROOT, Pool
+from kvbench.engine.chain import ROOT
+from kvbench.engine.pool import Pool
 from kvbench.profile import load_engine, load_hardware, load_model
 from tests.engine.test_engine import Log, Second, job
 

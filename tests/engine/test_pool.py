@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.engine.evict import Lru
-from kvbench.engine.pool import ROOT, Chain, Pool
+from kvbench.engine.evict.order import Lru
+from kvbench.engine.chain import ROOT, Chain
+from kvbench.engine.pool import Pool
 
 
 def pool(blocks: int, tokens: int = 4) -> Pool:

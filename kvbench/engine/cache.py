@@ -1,0 +1,292 @@
+"""The KV memory of one replica: one block pool per layer group, and the tiers below. Stands between the batch and the pools.
+
+Layers that share a block table are a *group*: by default all of them are one. A prefix counts as found as far as every group has
+it; where some groups have more, only the layers up to the highest missing one are computed for those tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvbench.core import Nanos, Segment
+from kvbench.engine import Below, BlockInfo
+from kvbench.engine.chain import Chain, root
+from kvbench.engine.pool import Pool
+from kvbench.engine.tape import Tape
+
+
+@dataclass(slots=True)
+class Group:
+    """Layers `first` to `last` (counted from 1) in one pool. A block holds `pool.tokens` tokens of them in `bytes` bytes."""
+
+    name: str
+    pool: Pool
+    first: int
+    last: int
+    bytes: float
+    lookups: int = 0  # prompt tokens looked up, once per job at its first admission
+    hits: int = 0  # of those, found
+
+
+class Table:
+    """What one sequence holds of one group."""
+
+    __slots__ = ("blocks", "chain", "published")
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.blocks: list[int] = []
+        self.published = 0  # leading blocks that are in the pool's index
+
+
+class Holding:
+    """What one sequence holds of every group."""
+
+    __slots__ = ("edge", "job", "partial", "tables")
+
+    def __init__(self, tables: list[Table], job: int) -> None:
+        self.tables = tables
+        self.job = job
+        self.edge = 1  # the next number of tokens that takes a new block or fills one
+        self.partial: list[tuple[int, float]] = []  # (up to this token, share of the layers to compute), beyond what was found
+
+    def share(self, start: int, stop: int) -> float:
+        """Mean share of the layers to compute for tokens [start, stop)."""
+        work, at = 0.0, start
+        for upto, share in self.partial:
+            if upto > at:
+                end = min(upto, stop)
+                work += share * (end - at)
+                at = end
+            if at == stop:
+                break
+        return (work + stop - at) / (stop - start)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How much of a prompt is there. tokens: a prefix that every group has, on the device or below; of those `below` are not on
+    the device. counts: leading blocks per group on the device; lower: blocks per group after those that come up from below."""
+
+    tokens: int
+    below: int
+    counts: tuple[int, ...]
+    lower: tuple[int, ...]
+
+
+class Cache:
+    """All that the batch asks of KV memory. `debt` is time the memory system made the engine wait: the next step takes it."""
+
+    def __init__(
+        self, groups: Sequence[Group], below: Below | None = None, tape: Tape | None = None, retain_tokens: int = 0
+    ) -> None:
+        self.groups = list(groups)
+        self.below, self.tape, self.retain_tokens = below, tape, retain_tokens
+        self.layers = max(group.last for group in groups)
+        self.pools = list({id(group.pool): group.pool for group in groups}.values())
+        self.debt = 0.0  # seconds
+        self._now: Nanos = 0
+        self._shared = len(self.pools) < len(self.groups)
+
+    @property
+    def now(self) -> Nanos:
+        return self._now
+
+    @now.setter
+    def now(self, now: Nanos) -> None:
+        self._now = now
+        for pool in self.pools:
+            pool.now = now
+        if self.tape is not None:
+            self.tape.now = now
+
+    def open(self, segments: Iterable[Segment], job: int, salt: int = 0) -> Holding:
+        """A sequence's holding, empty. Groups with pools of their own and equal blocks share one chain of keys."""
+        segments = tuple(segments)
+        chains: dict[tuple[int, int], Chain] = {}
+        tables = []
+        for at, group in enumerate(self.groups):
+            apart, block = (at if self._shared else 0), group.pool.tokens
+            chain = chains.get((block, apart)) or Chain(segments, block, root(salt, apart))
+            chains[block, apart] = chain
+            tables.append(Table(chain))
+        return Holding(tables, job)
+
+    def find(self, holding: Holding, most: int) -> Found:
+        """What there is of the first `most` tokens. Counts nothing: admission may fail."""
+        counts, lower, device, whole = [], [], most, most
+        for at, (group, table) in enumerate(zip(self.groups, holding.tables, strict=True)):
+            block = group.pool.tokens
+            full = most // block
+            keys = table.chain.upto(full)
+            count = group.pool.found(keys, full)
+            more = self.below.found(at, keys[count:full]) if self.below is not None and count < full else 0
+            counts.append(count)
+            lower.append(more)
+            device = min(device, count * block)
+            whole = min(whole, (count + more) * block)
+        device = min(device, whole)
+        return Found(whole, whole - device, tuple(counts), tuple(lower))
+
+    def fits(self, holding: Holding, found: Found, tokens: int) -> bool:
+        """Whether there is room for `tokens` tokens, what was found among them, for a sequence that holds nothing yet."""
+        need: dict[int, int] = {}
+        for group, table, count in zip(self.groups, holding.tables, found.counts, strict=True):
+            pool = group.pool
+            blocks = max(0, -(-tokens // pool.tokens) - count) + pool.unreferenced(table.chain.keys[:count])
+            need[id(pool)] = need.get(id(pool), 0) + blocks
+        return all(need[id(pool)] <= pool.free for pool in self.pools)
+
+    def lacks(self, holding: Holding, tokens: int) -> bool:
+        """Whether some pool has too few blocks for the sequence to grow to `tokens` tokens."""
+        if len(self.groups) == 1:
+            pool = self.groups[0].pool
+            return -(-tokens // pool.tokens) - len(holding.tables[0].blocks) > pool.free
+        need: dict[int, int] = {}
+        for group, table in zip(self.groups, holding.tables, strict=True):
+            pool = group.pool
+            need[id(pool)] = need.get(id(pool), 0) + max(0, -(-tokens // pool.tokens) - len(table.blocks))
+        return any(need[id(pool)] > pool.free for pool in self.pools)
+
+    def enter(self, holding: Holding, found: Found, most: int) -> Nanos:
+        """Reference what was found and begin to load what lies below. Tells policies and tape of every full block of the first
+        `most` tokens that is missing. Returns when everything found is on the device."""
+        ready, job = self._now, holding.job
+        for group, table, count in zip(self.groups, holding.tables, found.counts, strict=True):
+            table.blocks = group.pool.take(table.chain.keys[:count], job)
+            table.published = count
+        for at, (group, table) in enumerate(zip(self.groups, holding.tables, strict=True)):
+            pool, keys = group.pool, table.chain.keys
+            upto = found.counts[at] + found.lower[at]
+            for key in keys[upto : most // pool.tokens]:
+                pool.policy.miss(key)
+                if self.tape is not None:
+                    self.tape.note("miss", key, at, job)
+            if self.below is not None and found.lower[at]:
+                ready = max(ready, self.below.restore(at, keys[found.counts[at] : upto], job, self._now))
+                self._extend(at, table, upto * pool.tokens, job)
+        holding.partial = self._partial(found)
+        return ready
+
+    def count(self, found: Found, prompt: int) -> None:
+        """A job's look-up, for the hit rate of each group."""
+        for group, count, lower in zip(self.groups, found.counts, found.lower, strict=True):
+            group.lookups += prompt
+            group.hits += (count + lower) * group.pool.tokens
+
+    def _partial(self, found: Found) -> list[tuple[int, float]]:
+        """Beyond what every group has: up to which token which share of the layers is missing."""
+        if len(self.groups) == 1:
+            return []
+        ends = [(count + more) * g.pool.tokens for count, more, g in zip(found.counts, found.lower, self.groups, strict=True)]
+        spans = []
+        for upto in sorted(set(ends)):
+            if upto > found.tokens:
+                highest = max(g.last for g, end in zip(self.groups, ends, strict=True) if end < upto)
+                spans.append((upto, highest / self.layers))
+        return spans
+
+    def grow(self, holding: Holding, tokens: int) -> None:
+        """Allocate up to `tokens` tokens and publish every block they fill. The caller has checked that there is room."""
+        edge = 1 << 62
+        for at, table in enumerate(holding.tables):
+            edge = min(edge, self._extend(at, table, tokens, holding.job))
+        holding.edge = edge
+
+    def _extend(self, at: int, table: Table, tokens: int, job: int) -> int:
+        """As `grow` for one group. Returns its next edge."""
+        pool, blocks = self.groups[at].pool, table.blocks
+        block = pool.tokens
+        need = -(-tokens // block) - len(blocks)
+        if need > 0:
+            blocks += pool.allocate(need, job)
+        full = tokens // block
+        if full > table.published:
+            keys, parent = table.chain.upto(full), table.chain.parent
+            for number in range(table.published, full):
+                key, before = keys[number], parent(number)
+                blocks[number] = pool.publish(blocks[number], key, before, number, job)
+                if self.below is not None:
+                    self.below.stored(at, key, BlockInfo(before, number, block), self._now)
+            table.published = full
+        edge = len(blocks) * block
+        return edge if edge > tokens else tokens + 1
+
+    def release(self, holding: Holding, tokens: int) -> None:
+        """Give back everything; `tokens` are the sequence's computed ones. What it published stays resident."""
+        for group, table in zip(self.groups, holding.tables, strict=True):
+            group.pool.release(table.blocks)
+            if tokens < self.retain_tokens:
+                group.pool.discard(table.chain.keys[: table.published])
+            table.blocks, table.published = [], 0
+        holding.edge = 1
+        holding.partial = []
+
+    def steps_in_room(self, holdings: Sequence[tuple[Holding, int]], most: int) -> int:
+        """How many decode steps, at most `most`, all can take together before blocks run out, given (holding, computed tokens) of
+        each. At least 1: it is planned."""
+        for pool in self.pools:
+            most = self._steps(pool, holdings, most)
+        return most
+
+    def _steps(self, pool: Pool, holdings: Sequence[tuple[Holding, int]], most: int) -> int:
+        block, free = pool.tokens, pool.free
+        mine = [at for at, group in enumerate(self.groups) if group.pool is pool]
+        slack = [len(held.tables[at].blocks) * block - computed for held, computed in holdings for at in mine]
+
+        def fits(steps: int) -> bool:
+            return sum(-(-(steps - left) // block) for left in slack if steps > left) <= free
+
+        if fits(most):
+            return most
+        low, high = 1, most  # fits(low), not fits(high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def usable_tokens(self) -> int:
+        """Tokens of the longest sequence that fits when nothing else is there."""
+        return min(
+            pool.usable // sum(group.pool is pool for group in self.groups) * pool.tokens for pool in self.pools
+        )  # fmt: skip
+
+    def reset(self) -> bool:
+        """Empty the prefix cache, tiers included. False, and nothing done, while a sequence or a fault holds blocks."""
+        if any(pool.referenced for pool in self.pools):
+            return False
+        self.clear()
+        return True
+
+    def clear(self) -> None:
+        """Forget all content that no sequence holds, in every tier."""
+        for pool in self.pools:
+            pool.clear()
+        if self.below is not None:
+            self.below.clear(self._now)
+        if self.tape is not None:
+            self.tape.note("reset", None)
+
+    def share(self, of: str) -> float:
+        """Share of the pools' bytes that is "referenced" by live sequences and faults, or that is in the "index"."""
+        total = used = 0.0
+        for pool in self.pools:
+            size = next(group.bytes for group in self.groups if group.pool is pool)
+            total += pool.usable * size
+            used += (pool.referenced if of == "referenced" else len(pool.index)) * size
+        return used / total
+
+    def check(self, holdings: Iterable[Holding]) -> None:
+        """Assert the invariants of every pool, given what each live sequence holds. Slow: for tests."""
+        holdings = list(holdings)
+        for pool in self.pools:
+            pool.check(
+                table.blocks
+                for held in holdings
+                for group, table in zip(self.groups, held.tables, strict=True)
+                if group.pool is pool
+            )
+        for held in holdings:
+            for group, table in zip(self.groups, held.tables, strict=True):
+                assert table.published <= len(table.blocks), "more blocks published than held"
+                resident = [group.pool.index.get(key) for key in table.chain.keys[: table.published]]
+                assert resident == table.blocks[: table.published], "a published block is not the index's"

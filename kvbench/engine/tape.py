@@ -1,0 +1,48 @@
+"""The tape of accesses: every look-up and every change of the KV memory, in order, for whoever listens.
+
+Nothing is computed from it here. `cache.jsonl`, the KV events of `kvbench serve` and the metrics of docs/metrics.md (KV cache)
+are all folded from the same rows.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from kvbench.core import Nanos
+from kvbench.engine import Key
+
+Op = Literal["hit", "miss", "alloc", "store", "free", "evict", "reset", "spill", "restore", "migrate"]
+"""hit, miss: a full block of a prompt was looked up at an admission; alloc: a block was taken, still without content; store: it
+is full and has its key; free: its last reference went; evict: its content was given up for another; reset: all unreferenced
+content was; spill, restore, migrate: content went down a tier, came up, moved between nodes.
+"""
+
+
+class Access(NamedTuple):
+    """One row. job is -1 where no request is behind it, key None for a block that is not full, block 0 where none is meant.
+
+    reason: of a miss, filled in by whoever classifies. tier: where the content was found, went or left.
+    """
+
+    t: Nanos
+    op: Op
+    key: Key | None
+    group: int
+    job: int
+    block: int
+    reason: str
+    tier: str
+
+
+class Tape:
+    """Hands each access to its listeners, stamped with the time of the engine."""
+
+    def __init__(self) -> None:
+        self.now: Nanos = 0
+        self.listeners: list[Callable[[Access], None]] = []
+
+    def note(
+        self, op: Op, key: Key | None, group: int = 0, job: int = -1, block: int = 0, reason: str = "", tier: str = "gpu"
+    ) -> None:
+        access = Access(self.now, op, key, group, job, block, reason, tier)
+        for listener in self.listeners:
+            listener(access)
