@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from kvbench.doubts import blind, overlong
 from kvbench.endpoint import Http, Sim
 from kvbench.engine import Machine
 from kvbench.engine.engine import Engine
-from kvbench.engine.tape import Tape
+from kvbench.engine.log import Log
+from kvbench.engine.tape import Access, Tape
 from kvbench.phases import Phase
 from kvbench.pilot import Controls
 from kvbench.problem import Problem
@@ -68,8 +69,11 @@ def build_slos(scenario: Scenario) -> dict[str, dict[str, Seconds]]:
     return {name: {str(limit): most for limit, most in one.slo.items()} for name, one in classes.items()}
 
 
-def build_machine(spec: Sim, seed: int, tape: Tape | None = None) -> Machine:
-    """The embedded engine as the target section of a scenario describes it."""
+def build_machine(spec: Sim, seed: int, listeners: Sequence[Callable[[Access], None]] = ()) -> Machine:
+    """The embedded engine as the target section of a scenario describes it. `listeners` are told of every access to its cache."""
+    tape = Tape() if listeners else None
+    if tape is not None:
+        tape.listeners += listeners
     return Engine(spec.load_model(), spec.load_hardware(), spec.load_engine(), seed, spec.faults, tape)
 
 
@@ -98,7 +102,9 @@ async def open_target(scenario: Scenario, clock: Clock) -> Opened:
             raise ScenarioError([Problem("", "target", str(error))]) from None
     target: Target = NullTarget(clock)
     if isinstance(spec, Sim):
-        target = SimTarget(build_machine(spec, int(seeds(scenario.seed)["routing"].generate_state(1)[0])), clock)
+        log = Log(spec.cache_log) if spec.cache_log else None
+        machine = build_machine(spec, int(seeds(scenario.seed)["routing"].generate_state(1)[0]), [log] if log else [])
+        target = SimTarget(machine, clock, log)
     how = "prompts are token counts and content keys: nothing is written out"
     return Opened(target, await target.open(), {"kind": "none", "exact": True, "error": 0.0, "how": how}, estimate)
 

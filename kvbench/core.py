@@ -139,6 +139,28 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
+class CacheAccess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of cache.jsonl: a look-up or a change of a KV cache, as the embedded engine or a server's KV events tell it.
+
+    op: hit, miss (a full block of a prompt looked up at an admission), alloc (a block was taken), free (its last reference went),
+    evict, reset, spill, restore, migrate. A block is told once its content is known: `alloc` then carries the time it was taken,
+    so lines are in order of telling, not of t. key: 16 hex digits, "" where the block never filled. reason: of a miss. tokens:
+    valid ones in a block, with alloc and free. full: with alloc, when the block was full.
+    """
+
+    t: Seconds
+    op: str
+    key: str = ""
+    group: int = 0
+    job: int | None = None
+    block: int = 0
+    tier: str = "gpu"
+    node: int = 0
+    reason: str = ""
+    tokens: int = 0
+    full: Seconds | None = None
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How much may enter: `rate` requests/s through a bucket of `burst`, `inflight` at once, each waiting at most `patience`.
 

@@ -10,6 +10,7 @@ from kvbench.engine.faults import FAULTS
 from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, load_engine, load_hardware, load_model, names
 from kvbench.spec import OneOf, fault, hint, plain
 from kvbench.target.connection import Timeouts
+from kvbench.units import Share
 
 _SECRET = re.compile(r"authorization|cookie|token|secret|password|api[-_]?key", re.IGNORECASE)
 _SECRET_FIELD = re.compile(r"authorization|secret|password|api[-_]?key", re.IGNORECASE)  # min_tokens is none
@@ -41,6 +42,9 @@ class Sim(Spec):
     engine: str = Field("vllm", description="an engine profile")
     block: Annotated[int, Field(ge=1, le=65536)] | None = Field(None, description="tokens per KV block")
     settings: dict[str, Any] = Field({}, description="engine settings in place of the engine profile's")
+    cache_log: Annotated[Share, Field(gt=0, le=1)] | None = Field(
+        None, description="keep the cache's accesses in cache.jsonl, for this share of the blocks"
+    )
     faults: Annotated[list[Annotated[Any, OneOf("kind", FAULTS)]], Field(max_length=1000)] = Field(
         [], description="what goes wrong, and when"
     )

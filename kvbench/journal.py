@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kvbench.core import Event, Record, Sample, Window
+from kvbench.core import CacheAccess, Event, Record, Sample, Window
 
 FILES = {Record: "requests.jsonl", Window: "windows.jsonl", Sample: "samples.jsonl", Event: "events.jsonl"}
 _SPILL = 1 << 18  # bytes buffered per file before they go to the system, between the flushes of every second
@@ -85,7 +85,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._encoder = msgspec.json.Encoder()
-        self._lines = {kind: _Lines(path / name) for kind, name in FILES.items()}
+        self._lines: dict[type, _Lines] = {kind: _Lines(path / name) for kind, name in FILES.items()}
         self.records = 0
 
     def manifest(self, facts: dict[str, Any]) -> None:
@@ -103,6 +103,15 @@ class Journal:
         lines = self._lines[Record]
         lines.buffer += self._encoder.encode_lines(records)
         self.records += len(records)
+        if len(lines.buffer) > _SPILL:
+            lines.flush()
+
+    def accesses(self, accesses: list[CacheAccess]) -> None:
+        """Append cache accesses. Their file is there from the first call on."""
+        if CacheAccess not in self._lines:
+            self._lines[CacheAccess] = _Lines(self.path / "cache.jsonl")
+        lines = self._lines[CacheAccess]
+        lines.buffer += self._encoder.encode_lines(accesses)
         if len(lines.buffer) > _SPILL:
             lines.flush()
 

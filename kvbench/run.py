@@ -181,6 +181,9 @@ class Run:
         """What happened at the target, and whether the gate was closed for it."""
         for event in self.setup.target.events():
             self._tell(event)
+        accesses = self.setup.target.accesses()
+        if accesses is not None:
+            self.journal.accesses(accesses)
         if self.gate.holds > self._holds:
             self._holds = self.gate.holds
             until = self.gate.open_at

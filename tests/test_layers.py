@@ -98,6 +98,8 @@ def test_a_door_holds_contracts_only(door: str) -> None:
     tree = ast.parse((ROOT / door / "__init__.py").read_text())
     assert ast.get_docstring(tree), f"{door}: the door says what the room is for"
     for node in tree.body:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
         assert not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.If)), f"{door}/__init__.py:{node.lineno}"
 
 

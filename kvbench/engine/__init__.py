@@ -163,6 +163,9 @@ class Machine(Protocol):
     def wake(self) -> Seconds:
         """When to call advance next if nothing arrives before; inf when idle or hung."""
 
+    def tick(self) -> Seconds:
+        """As wake, and no later than the end of the step in progress: for who hands out tokens as they come."""
+
     def progress(self, job_id: int) -> Done:
         """A live job so far. KeyError if unknown."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvbench.core import Nanos, Segment
 from kvbench.engine import Below, BlockInfo
 from kvbench.engine.chain import Chain, root
-from kvbench.engine.pool import Pool
+from kvbench.engine.pool import NOTHING, Pool
 from kvbench.engine.tape import Tape
 
 
@@ -157,10 +157,10 @@ class Cache:
         for at, (group, table) in enumerate(zip(self.groups, holding.tables, strict=True)):
             pool, keys = group.pool, table.chain.keys
             upto = found.counts[at] + found.lower[at]
-            for key in keys[upto : most // pool.tokens]:
-                pool.policy.miss(key)
+            for number in range(upto, most // pool.tokens):
+                pool.policy.miss(keys[number])
                 if self.tape is not None:
-                    self.tape.note("miss", key, at, job)
+                    self.tape.note("miss", keys[number], at, job, parent=table.chain.parent(number))
             if self.below is not None and found.lower[at]:
                 ready = max(ready, self.below.restore(at, keys[found.counts[at] : upto], job, self._now))
                 self._extend(at, table, upto * pool.tokens, job)
@@ -214,7 +214,7 @@ class Cache:
     def release(self, holding: Holding, tokens: int) -> None:
         """Give back everything; `tokens` are the sequence's computed ones. What it published stays resident."""
         for group, table in zip(self.groups, holding.tables, strict=True):
-            group.pool.release(table.blocks)
+            group.pool.release(table.blocks, _valid(table, tokens, group.pool.tokens) if self.tape is not None else NOTHING)
             if tokens < self.retain_tokens:
                 group.pool.discard(table.chain.keys[: table.published])
             table.blocks, table.published = [], 0
@@ -290,3 +290,9 @@ class Cache:
                 assert table.published <= len(table.blocks), "more blocks published than held"
                 resident = [group.pool.index.get(key) for key in table.chain.keys[: table.published]]
                 assert resident == table.blocks[: table.published], "a published block is not the index's"
+
+
+def _valid(table: Table, tokens: int, block: int) -> dict[int, int]:
+    """Valid tokens in the blocks of `table` that are not full, of a sequence with `tokens` tokens."""
+    loose = range(table.published, len(table.blocks))
+    return {table.blocks[at]: max(0, min(block, tokens - at * block)) for at in loose}

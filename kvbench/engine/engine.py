@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.core import Nanos, Seconds
-from kvbench.engine import Done, Job, Span, Step
+from kvbench.engine import Done, Job, Span, Step, readings
 from kvbench.engine.batch import Batch, Plan
 from kvbench.engine.cache import Cache, Group
 from kvbench.engine.cost import COSTS
@@ -23,7 +23,7 @@ from kvbench.engine.faults import Edge, Fault, edges
 from kvbench.engine.pool import Pool
 from kvbench.engine.sequence import Sequence
 from kvbench.engine.tape import Tape
-from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, kv_room
+from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Engine:
         self.model, self.hardware, self.profile = model, hardware, engine
         self.blocks = kv_blocks(model, hardware, engine)
         self.cost = COSTS["roofline"](model, hardware, engine)
-        self._memory = _memory(model, hardware, engine, self.blocks)
+        self.memory = readings.memory(model, hardware, engine, self.blocks)
         self.pool = Pool(
             self.blocks,
             engine.block,
@@ -93,13 +93,8 @@ class Engine:
             raise ValueError(f"job {job.id} is already here")
         if self.refusals and self._chance.random() >= math.prod(1 - share for share in self.refusals):
             return "refused"
-        total = job.tokens + job.max_tokens
-        if job.tokens < 1 or job.max_tokens < 1 or job.n < 1:
-            return "empty"
-        if total > self.profile.limit(self.model):
-            return "context_too_long"
-        if total - 1 > self.cache.usable_tokens():  # the last token is sampled and never cached
-            return "kv_too_small"
+        if unfit := self.unfit(job):
+            return unfit
         if self.profile.max_waiting is not None and len(self.batch.waiting) >= self.profile.max_waiting:
             return "full"
         if not self._jobs:
@@ -110,6 +105,15 @@ class Engine:
             self._ended[job.id] = begun.count(job.max_tokens) * job.max_tokens, 0
         self._cut(round(now * 1e9))
         return None
+
+    def unfit(self, job: Job) -> str | None:
+        """Why the job can never be served here: "empty", "context_too_long" or "kv_too_small"; None where it can."""
+        total = job.tokens + job.max_tokens
+        if job.tokens < 1 or job.max_tokens < 1 or job.n < 1:
+            return "empty"
+        if total > self.profile.limit(self.model):
+            return "context_too_long"
+        return "kv_too_small" if total - 1 > self.cache.usable_tokens() else None  # the last token is sampled and never cached
 
     def cancel(self, job_id: int, now: Seconds) -> None:
         """Forget a job: its blocks are free at once, the step in progress goes on. After advance(now). KeyError if unknown."""
@@ -266,6 +270,12 @@ class Engine:
             return min(edge, self._steps.end(self._steps.count) / 1e9)
         return min(edge, (self._clock + 1) / 1e9)  # the step that begins at _clock has begun just after it
 
+    def tick(self) -> Seconds:
+        """As wake(), and no later than the end of the step in progress: for who hands out tokens as they come."""
+        if self._steps is None or self._stalls:
+            return self.wake()
+        return min(self.wake(), self._steps.end(self._steps.taken + 1) / 1e9)
+
     def progress(self, job_id: int) -> Done:
         """A live job so far. KeyError if unknown."""
         live = self._jobs[job_id]
@@ -281,37 +291,11 @@ class Engine:
         return tuple(live.get(choice, job.max_tokens) for choice in range(job.n))
 
     def gauges(self) -> dict[str, float]:
-        """State at the time advanced to, the step in progress included. Shares are of the usable blocks (metrics: KV cache)."""
-        counters = self.batch.counters
-        memory = {} if self._memory is None else {"gpu_memory": self._memory}
-        return memory | {
-            "kv_usage": self.cache.share("referenced"),
-            "cached_share": self.cache.share("index"),
-            "running": float(len(self.batch.running)),
-            "waiting": float(len(self.batch.waiting)),
-            "preemptions": float(counters.preemptions),
-            "hit_tokens": float(counters.hit),
-            "query_tokens": float(counters.query),
-            "recompute_tokens": float(counters.recompute),
-            "computed_tokens": float(counters.computed),
-        }
+        """State at the time advanced to, the step in progress included."""
+        return readings.gauges(self)
 
     def facts(self) -> dict[str, Any]:
-        """What it is, for a run's manifest."""
-        return {
-            "kind": "sim",
-            "model": self.model.name,
-            "hardware": self.hardware.name,
-            "devices": self.hardware.count,
-            "engine": self.profile.name,
-            "max_context": self.profile.limit(self.model),
-            "blocks": self.blocks - 1,  # usable: one is the null block, as in vLLM
-            "block_tokens": self.profile.block,
-            "kv_tokens": (self.blocks - 1) * self.profile.block,
-            "kv_bytes_per_token": self.model.kv_token_bytes(self.hardware.count) * self.hardware.count,
-            "gpu_memory_utilization": self.profile.preallocates,
-            "faults": [fault.told() for fault in self.faults],
-        }
+        return readings.facts(self)
 
     def found(self, job: Job) -> int:
         """Prompt tokens of `job` that are resident, on the device or below. Counts nothing."""
@@ -331,13 +315,3 @@ class Engine:
         assert set(map(id, queued)) == set(map(id, live)), "queues and jobs disagree"
         assert set(self.batch.cached) <= set(self._jobs), "cached counts of jobs that ended"
         assert all(s.prompt <= s.known < s.end for s in live), "a finished sequence is live"
-
-
-def _memory(model: Model, hardware: Hardware, engine: EngineProfile, blocks: int) -> float | None:
-    """Share of each device's memory in use from the start, the pool of `blocks` included. None where the engine has no GPU, or
-    was given more blocks than fit."""
-    if engine.preallocates is None:
-        return None
-    unused = kv_room(model, hardware, engine) - blocks * engine.block * model.kv_token_bytes(hardware.count)
-    used = engine.preallocates - unused / hardware.memory
-    return used if used <= 1 else None

@@ -5,11 +5,14 @@ A block is *referenced* (a live sequence holds it, or a fault pins it), *cached*
 difference from vLLM: when a sequence computes content that is already resident, it adopts the resident block and returns its own.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from kvbench.core import Nanos
 from kvbench.engine import BlockInfo, Key, Policy
 from kvbench.engine.tape import Tape
+
+NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 def _nowhere(key: Key) -> None:
@@ -57,6 +60,11 @@ class Pool:
     def empty(self) -> int:
         """Blocks that hold no content and that nobody references."""
         return len(self._empty)
+
+    @property
+    def pinned(self) -> int:
+        """Blocks that faults hold; they count as referenced."""
+        return len(self._held)
 
     def found(self, keys: Sequence[Key], most: int) -> int:
         """How many of the first `most` keys are resident, up to the first that is not. Counts nothing: admission may fail."""
@@ -134,7 +142,7 @@ class Pool:
             self._born[block] = self.now
             self.policy.insert(key, BlockInfo(parent, position, self.tokens))
             if self.tape is not None:
-                self.tape.note("store", key, self.group, job, block)
+                self.tape.note("store", key, self.group, job, block, parent=parent, tokens=self.tokens)
             return block
         if resident != block:
             self.release([block])
@@ -155,10 +163,17 @@ class Pool:
 
     def clear(self) -> None:
         """Forget all content that nobody references."""
-        self.discard(self.index)
+        for key, block in list(self.index.items()):
+            if not self._refs[block]:
+                self.discard([key])
+                if self.tape is not None:
+                    self.tape.note("reset", key, self.group, -1, block)
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference to each, tail first. RuntimeError for a block that has none (a double free)."""
+    def release(self, blocks: Sequence[int], valid: Mapping[int, int] = NOTHING) -> None:
+        """Drop one reference to each, tail first. RuntimeError for a block that has none (a double free).
+
+        valid: tokens in those blocks that are not full, for the tape.
+        """
         for block in reversed(blocks):
             refs = self._refs[block]
             if refs <= 0:
@@ -168,12 +183,12 @@ class Pool:
                 self._referenced -= 1
                 key = self._key[block]
                 if self.tape is not None:
-                    self.tape.note("free", key, self.group, -1, block)
+                    tokens = self.tokens if key is not None else valid.get(block, 0)
+                    self.tape.note("free", key, self.group, -1, block, tokens=tokens)
                 if key is None:
                     self._empty.append(block)
                 else:
                     self.policy.free(key)
-
         if self._claimed > len(self._held):
             self._collect()
 

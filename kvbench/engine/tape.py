@@ -12,15 +12,16 @@ from kvbench.engine import Key
 
 Op = Literal["hit", "miss", "alloc", "store", "free", "evict", "reset", "spill", "restore", "migrate"]
 """hit, miss: a full block of a prompt was looked up at an admission; alloc: a block was taken, still without content; store: it
-is full and has its key; free: its last reference went; evict: its content was given up for another; reset: all unreferenced
-content was; spill, restore, migrate: content went down a tier, came up, moved between nodes.
+is full and has its key; free: its last reference went; evict: its content was given up for another; reset: it was given up
+for nothing, once with each key and once without; spill, restore, migrate: content went down a tier, came up, moved between nodes.
 """
 
 
 class Access(NamedTuple):
     """One row. job is -1 where no request is behind it, key None for a block that is not full, block 0 where none is meant.
 
-    reason: of a miss, filled in by whoever classifies. tier: where the content was found, went or left.
+    tier: where the content was found, went or left. parent: the key before it in its chain (of a miss or a store). tokens: of a
+    freed block that are valid. node: of a cluster.
     """
 
     t: Nanos
@@ -29,20 +30,24 @@ class Access(NamedTuple):
     group: int
     job: int
     block: int
-    reason: str
     tier: str
+    parent: Key | None
+    tokens: int
+    node: int
 
 
 class Tape:
-    """Hands each access to its listeners, stamped with the time of the engine."""
+    """Hands each access to its listeners, stamped with the time of the engine. `node`: whose of a cluster it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: int = 0) -> None:
         self.now: Nanos = 0
+        self.node = node
         self.listeners: list[Callable[[Access], None]] = []
 
     def note(
-        self, op: Op, key: Key | None, group: int = 0, job: int = -1, block: int = 0, reason: str = "", tier: str = "gpu"
-    ) -> None:
-        access = Access(self.now, op, key, group, job, block, reason, tier)
+        self, op: Op, key: Key | None, group: int = 0, job: int = -1, block: int = 0, tier: str = "gpu",
+        parent: Key | None = None, tokens: int = 0,
+    ) -> None:  # fmt: skip
+        access = Access(self.now, op, key, group, job, block, tier, parent, tokens, self.node)
         for listener in self.listeners:
             listener(access)

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from kvbench.core import Event, Record, Request, Seconds
+from kvbench.core import CacheAccess, Event, Record, Request, Seconds
 
 
 class TargetUnreachable(Exception):  # noqa: N818 - it names a state of the world, which the exit code repeats
@@ -29,6 +29,9 @@ class Target(Protocol):
 
     def events(self) -> list[Event]:
         """Called with the gauges: what happened there since the last call, at its own time on the run's clock."""
+
+    def accesses(self) -> list[CacheAccess] | None:
+        """Called with the gauges: what was looked up and changed in the KV cache since then; None where nobody keeps it."""
 
     async def aclose(self) -> None:
         """Called once, after the run: closes every connection."""

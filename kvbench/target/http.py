@@ -13,7 +13,7 @@ from datetime import UTC
 from typing import Any, Literal
 
 from kvbench.clock import Clock, wall_time
-from kvbench.core import Event, Nanos, Record, Request, Seconds
+from kvbench.core import CacheAccess, Event, Nanos, Record, Request, Seconds
 from kvbench.target import TargetUnreachable
 from kvbench.target.answer import Answer, blot
 from kvbench.target.connection import NEVER, Connection, Timeouts, limit_ns
@@ -120,6 +120,9 @@ class HttpTarget:
     def events(self) -> list[Event]:
         """What happened at the target since the last call: the proof of a reset."""
         return self._proof.events() if self._proof is not None else []
+
+    def accesses(self) -> list[CacheAccess] | None:
+        return None
 
     def encode(self, request: Request) -> bytes:
         return body(request, self.model, self.render(request), self._options, self._extra)

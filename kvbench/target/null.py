@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvbench.clock import Clock
-from kvbench.core import Event, Record, Request, Seconds
+from kvbench.core import CacheAccess, Event, Record, Request, Seconds
 
 
 class NullTarget:
@@ -34,6 +34,9 @@ class NullTarget:
 
     def events(self) -> list[Event]:
         return []
+
+    def accesses(self) -> list[CacheAccess] | None:
+        return None
 
     async def aclose(self) -> None:
         return None

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.clock import Clock
-from kvbench.core import Event, Message, Nanos, Record, Request, Seconds, Segment
+from kvbench.core import CacheAccess, Event, Message, Nanos, Record, Request, Seconds, Segment
 from kvbench.engine import Done, Job, Machine, Span
+from kvbench.engine.log import Log
 
 REFUSALS = {
     "empty": "prompt and answer have at least one token each",
@@ -40,14 +41,14 @@ class Sim:
     there, and only there, a request times out after SILENCE.
     """
 
-    def __init__(self, engine: Machine, clock: Clock) -> None:
-        self.engine, self.clock = engine, clock
+    def __init__(self, engine: Machine, clock: Clock, log: Log | None = None) -> None:
+        self.engine, self.clock, self._log = engine, clock, log
         self._live: dict[int, _Live] = {}
         self._timer = clock.timer(self._wake)
         self._hung: Nanos | None = None  # since when the engine has work that it will never go on with
 
     async def open(self) -> dict[str, Any]:
-        return self.engine.facts()
+        return self.engine.facts() | {"cache_log": self._log.share if self._log is not None else None}
 
     def encode(self, request: Request) -> bytes:
         return b""
@@ -156,6 +157,12 @@ class Sim:
         self._pump()
         passed, self.engine.passed = self.engine.passed, []
         return [Event(t=edge.at / 1e9, kind="fault", data=edge.told()) for edge in passed]
+
+    def accesses(self) -> list[CacheAccess] | None:
+        if self._log is None:
+            return None
+        self._pump()
+        return self._log.take()
 
     async def aclose(self) -> None:
         self._timer.close()

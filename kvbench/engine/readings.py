@@ -1,0 +1,73 @@
+"""What an engine shows: gauges and running totals by name, and what it is."""
+
+from typing import TYPE_CHECKING, Any
+
+from kvbench.profile import EngineProfile, Hardware, Model, kv_room
+
+if TYPE_CHECKING:
+    from kvbench.engine.engine import Engine
+
+
+def gauges(engine: "Engine") -> dict[str, float]:
+    """State at the time advanced to, the step in progress included. Shares are of the usable blocks' bytes (docs/metrics.md)."""
+    counters, batch, cache = engine.batch.counters, engine.batch, engine.cache
+    found = {} if engine.memory is None else {"gpu_memory": engine.memory}
+    found |= {
+        "kv_usage": cache.share("referenced"),
+        "cached_share": cache.share("index"),
+        "running": float(len(batch.running)),
+        "waiting": float(len(batch.waiting)),
+        "preemptions": float(counters.preemptions),
+        "hit_tokens": float(counters.hit),
+        "query_tokens": float(counters.query),
+        "recompute_tokens": float(counters.recompute),
+        "computed_tokens": float(counters.computed),
+    }
+    efficiency = slot_efficiency(engine)
+    return found if efficiency is None else found | {"slot_efficiency": efficiency}
+
+
+def slot_efficiency(engine: "Engine") -> float | None:
+    """Valid tokens in referenced blocks / what they could hold; None while none is. 1 - it: internal fragmentation.
+
+    Only blocks that are not full waste anything, and each of those belongs to one sequence.
+    """
+    wasted = total = 0.0
+    for at, group in enumerate(engine.cache.groups):
+        block, token = group.pool.tokens, group.bytes / group.pool.tokens
+        for sequence in engine.batch.running:
+            table = sequence.holding.tables[at]
+            valid = max(sequence.computed, table.published * block)
+            wasted += max(0, len(table.blocks) * block - valid) * token
+    for pool in engine.cache.pools:
+        size = next(group.bytes for group in engine.cache.groups if group.pool is pool)
+        total += (pool.referenced - pool.pinned) * size
+    return 1 - wasted / total if total > 0 else None
+
+
+def facts(engine: "Engine") -> dict[str, Any]:
+    """What it is, for a run's manifest."""
+    return {
+        "kind": "sim",
+        "model": engine.model.name,
+        "hardware": engine.hardware.name,
+        "devices": engine.hardware.count,
+        "engine": engine.profile.name,
+        "max_context": engine.profile.limit(engine.model),
+        "blocks": engine.blocks - 1,  # usable: one is the null block, as in vLLM
+        "block_tokens": engine.profile.block,
+        "kv_tokens": (engine.blocks - 1) * engine.profile.block,
+        "kv_bytes_per_token": engine.model.kv_token_bytes(engine.hardware.count) * engine.hardware.count,
+        "gpu_memory_utilization": engine.profile.preallocates,
+        "faults": [fault.told() for fault in engine.faults],
+    }
+
+
+def memory(model: Model, hardware: Hardware, engine: EngineProfile, blocks: int) -> float | None:
+    """Share of each device's memory in use from the start, the pool of `blocks` included. None where the engine has no GPU, or
+    was given more blocks than fit."""
+    if engine.preallocates is None:
+        return None
+    unused = kv_room(model, hardware, engine) - blocks * engine.block * model.kv_token_bytes(hardware.count)
+    used = engine.preallocates - unused / hardware.memory
+    return used if used <= 1 else None
