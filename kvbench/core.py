@@ -143,7 +143,8 @@ class CacheAccess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """One line of cache.jsonl: a look-up or a change of a KV cache, as the embedded engine or a server's KV events tell it.
 
     op: hit, miss (a full block of a prompt looked up at an admission), alloc (a block was taken), free (its last reference went),
-    evict, reset, spill, restore, migrate. A block is told once its content is known: `alloc` then carries the time it was taken,
+    evict, reset, spill, restore, migrate. again: a look-up that is no first admission's (recompute after a preemption, a second
+    answer), which hit rates leave out. A block is told once its content is known: `alloc` then carries the time it was taken,
     so lines are in order of telling, not of t. key: 16 hex digits, "" where the block never filled. reason: of a miss. tokens:
     valid ones in a block, with alloc and free. full: with alloc, when the block was full.
     """
@@ -157,6 +158,7 @@ class CacheAccess(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tier: str = "gpu"
     node: int = 0
     reason: str = ""
+    again: bool = False
     tokens: int = 0
     full: Seconds | None = None
 

@@ -5,8 +5,10 @@ to its place in the queue and computes everything again (what is still resident 
 step that preempted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 from kvbench.core import Nanos, reply_key
 from kvbench.engine import Job
@@ -44,6 +46,16 @@ class Plan:
         return bool(self.chunks or self.decodes)
 
 
+class Condition(Protocol):
+    """What a fault asks of a sequence beside blocks."""
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Whether it may enter, its blocks being there. It may be asked again, and given back by `release` without having entered."""
+
+    def release(self, sequence: Sequence, ended: bool) -> None:
+        """It is about to give back its blocks: it `ended` or was cancelled, else it was preempted."""
+
+
 class Batch:
     """The running and waiting sequences over one KV memory."""
 
@@ -53,6 +65,7 @@ class Batch:
         self.waiting = Queue(ORDERS[profile.order])
         self.counters = Counters()
         self.cached: dict[int, int] = {}  # job id -> prompt tokens found at its first admission
+        self.conditions: list[Condition] = []
         self._victim = VICTIMS[profile.victim]
         self._arrivals = 0
 
@@ -122,7 +135,8 @@ class Batch:
             found = self.cache.find(sequence.holding, most)
             new = min(sequence.known - found.tokens, budget)
             target = sequence.known if self.profile.admission == "prompt" else found.tokens + new
-            if not self.cache.fits(sequence.holding, found, target):
+            fits = self.cache.fits(sequence.holding, found, target)
+            if not fits or not all(condition.admit(sequence) for condition in self.conditions):
                 return True
             self.waiting.pop()
             self._enter(sequence, found, most)
@@ -138,7 +152,7 @@ class Batch:
     def _enter(self, sequence: Sequence, found: Found, most: int) -> None:
         """Reference what was found. Lookups are counted once per job: later admissions of it would flatter the hit rate."""
         first = not sequence.admitted and sequence.name[1] == 0  # other choices would find the first one's blocks: not a hit rate
-        sequence.ready = self.cache.enter(sequence.holding, found, most)
+        sequence.ready = self.cache.enter(sequence.holding, found, most, again=not first)
         sequence.computed = found.tokens
         sequence.admitted = True
         if first:
@@ -148,8 +162,18 @@ class Batch:
             self.cached[sequence.job.id] = found.tokens
             self.cache.count(found, sequence.prompt)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self) -> None:
+        """Every running sequence goes back to the queue."""
+        while self.running:
+            self._preempt(self.running.pop())
+
+    def _release(self, sequence: Sequence, ended: bool) -> None:
+        for condition in self.conditions:
+            condition.release(sequence, ended)
         self.cache.release(sequence.holding, sequence.computed)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._release(sequence, ended=False)
         sequence.highest = max(sequence.highest, sequence.computed)
         sequence.computed = 0
         sequence.preempted += 1
@@ -166,13 +190,17 @@ class Batch:
         if after == sequence.known:
             sequence.known += 1
 
-    def decoded(self, sequences: list[Sequence], tokens: int, more: int) -> None:
-        """`tokens` decode steps of each have been computed; blocks are taken for `more` (0 or 1) steps beyond them."""
+    def decoded(self, sequences: list[Sequence], tokens: int, more: int, begin: Callable[[int], Nanos]) -> None:
+        """`tokens` decode steps of each have been computed; blocks are taken for `more` (0 or 1) steps beyond them. begin(k): when
+        the k-th of these steps began, for the tape."""
         for sequence in sequences:
+            if self.cache.tape is not None:
+                self.cache.when = partial(_when, begin, sequence.computed)
             sequence.computed = after = sequence.computed + tokens
             sequence.known += tokens
             if after + more >= sequence.holding.edge:
                 self.cache.grow(sequence.holding, after + more)
+        self.cache.when = None
         self.counters.computed += tokens * len(sequences)
 
     def leave(self, sequence: Sequence) -> None:
@@ -181,7 +209,7 @@ class Batch:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
-        self.cache.release(sequence.holding, sequence.computed)
+        self._release(sequence, ended=True)
 
     def steps_in_room(self, sequences: Iterable[Sequence], most: int) -> int:
         """How many decode steps, at most `most`, all can take together before blocks run out. At least 1: it is planned."""
@@ -197,3 +225,8 @@ class Batch:
         for s in self.waiting:
             assert not any(table.blocks for table in s.holding.tables), "a waiting sequence holds blocks"
             assert not s.computed, "a waiting sequence has computed tokens"
+
+
+def _when(begin: Callable[[int], Nanos], computed: int, token: int) -> Nanos:
+    """When the step that computes the `token`-th token of a sequence began, if `computed` were there before."""
+    return begin(token - computed)

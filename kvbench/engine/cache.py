@@ -4,7 +4,7 @@ Layers that share a block table are a *group*: by default all of them are one. A
 it; where some groups have more, only the layers up to the highest missing one are computed for those tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvbench.core import Nanos, Segment
@@ -84,6 +84,7 @@ class Cache:
         self.layers = max(group.last for group in groups)
         self.pools = list({id(group.pool): group.pool for group in groups}.values())
         self.debt = 0.0  # seconds
+        self.when: Callable[[int], Nanos] | None = None  # of the sequence that grows: when it came to a token; None: now
         self._now: Nanos = 0
         self._shared = len(self.pools) < len(self.groups)
 
@@ -147,12 +148,12 @@ class Cache:
             need[id(pool)] = need.get(id(pool), 0) + max(0, -(-tokens // pool.tokens) - len(table.blocks))
         return any(need[id(pool)] > pool.free for pool in self.pools)
 
-    def enter(self, holding: Holding, found: Found, most: int) -> Nanos:
+    def enter(self, holding: Holding, found: Found, most: int, again: bool = False) -> Nanos:
         """Reference what was found and begin to load what lies below. Tells policies and tape of every full block of the first
         `most` tokens that is missing. Returns when everything found is on the device."""
         ready, job = self._now, holding.job
         for group, table, count in zip(self.groups, holding.tables, found.counts, strict=True):
-            table.blocks = group.pool.take(table.chain.keys[:count], job)
+            table.blocks = group.pool.take(table.chain.keys[:count], job, again)
             table.published = count
         for at, (group, table) in enumerate(zip(self.groups, holding.tables, strict=True)):
             pool, keys = group.pool, table.chain.keys
@@ -160,7 +161,7 @@ class Cache:
             for number in range(upto, most // pool.tokens):
                 pool.policy.miss(keys[number])
                 if self.tape is not None:
-                    self.tape.note("miss", keys[number], at, job, parent=table.chain.parent(number))
+                    self.tape.note("miss", keys[number], at, job, parent=table.chain.parent(number), again=again)
             if self.below is not None and found.lower[at]:
                 ready = max(ready, self.below.restore(at, keys[found.counts[at] : upto], job, self._now))
                 self._extend(at, table, upto * pool.tokens, job)
@@ -197,19 +198,26 @@ class Cache:
         pool, blocks = self.groups[at].pool, table.blocks
         block = pool.tokens
         need = -(-tokens // block) - len(blocks)
-        if need > 0:
-            blocks += pool.allocate(need, job)
+        for _ in range(need):
+            self._stamp(len(blocks) * block + 1)
+            blocks += pool.allocate(1, job)
         full = tokens // block
         if full > table.published:
             keys, parent = table.chain.upto(full), table.chain.parent
             for number in range(table.published, full):
                 key, before = keys[number], parent(number)
+                self._stamp((number + 1) * block)
                 blocks[number] = pool.publish(blocks[number], key, before, number, job)
                 if self.below is not None:
                     self.below.stored(at, key, BlockInfo(before, number, block), self._now)
             table.published = full
         edge = len(blocks) * block
         return edge if edge > tokens else tokens + 1
+
+    def _stamp(self, token: int) -> None:
+        """Steps are handed out many at a time: what the tape is told next happened when the sequence came to `token`."""
+        if self.when is not None and self.tape is not None:
+            self.tape.now = self.when(token)
 
     def release(self, holding: Holding, tokens: int) -> None:
         """Give back everything; `tokens` are the sequence's computed ones. What it published stays resident."""

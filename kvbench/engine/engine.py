@@ -7,7 +7,6 @@ Faults (faults.py) begin and end at their own times, whatever the engine is adva
 """
 
 import math
-import random
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from kvbench.engine.batch import Batch, Plan
 from kvbench.engine.cache import Cache, Group
 from kvbench.engine.cost import COSTS
 from kvbench.engine.evict.policies import POLICIES
-from kvbench.engine.faults import Edge, Fault, edges
+from kvbench.engine.faults import Agenda, Edge, Fault
+from kvbench.engine.harm import Harm
 from kvbench.engine.pool import Pool
 from kvbench.engine.sequence import Sequence
 from kvbench.engine.tape import Tape
@@ -44,8 +44,8 @@ class _Steps:
 class Engine:
     """One replica. `seed` reaches the eviction policy and says who is refused; everything else is deterministic by itself.
 
-    Faults act through `cache`, `slowed` (factors on step times), `refusals` (shares of new jobs), `stall` and `resume`; `passed`
-    holds the edges that time has come to, until whoever reads it takes them away. `tape` is told of every access.
+    Faults act through what is public here; `passed` holds the edges that time has come to, until whoever reads it takes them away.
+    `tape` is told of every access. Ids of jobs are 0 or more: others are a fault's (harm.py), and no span tells of them.
     """
 
     def __init__(
@@ -75,12 +75,10 @@ class Engine:
         self._blocked = False  # there are jobs and no block for any of them: nothing begins until something changes
         self._loading: Nanos | None = None  # all that could run is being loaded: until then nothing begins
         self.faults = tuple(faults)
-        self._edges = edges(self.faults)
-        self._chance = random.Random(seed)
+        self.harm = Harm(seed)
+        self._agenda = Agenda(self.faults)
         self._stalls = 0
         self._stalled: Nanos = 0  # since when, while there are stalls
-        self.slowed: list[float] = []
-        self.refusals: list[float] = []
         self.passed: list[Edge] = []
 
     def submit(self, job: Job, now: Seconds) -> str | None:
@@ -91,7 +89,7 @@ class Engine:
         """
         if job.id in self._jobs:
             raise ValueError(f"job {job.id} is already here")
-        if self.refusals and self._chance.random() >= math.prod(1 - share for share in self.refusals):
+        if self.harm.refuses():
             return "refused"
         if unfit := self.unfit(job):
             return unfit
@@ -145,12 +143,13 @@ class Engine:
         """
         limit = round(until * 1e9)
         spans: list[Span] = []
-        while self._edges and self._edges[0].at <= limit:
-            edge = self._edges.popleft()
+        while self._agenda.at <= limit:
+            edge = self._agenda.pop()
             spans += self._advance(edge.at)
             self._cut(edge.at)
-            (edge.fault.begin if edge.edge == "begin" else edge.fault.end)(self, edge.at)
-            self.passed.append(edge)
+            if edge.edge in ("begin", "end"):
+                self.passed.append(edge)
+            edge.act(self)
         return spans + self._advance(limit)
 
     def _advance(self, limit: Nanos) -> list[Span]:
@@ -210,7 +209,7 @@ class Engine:
         )
         samples = len(plan.decodes) + sum([s.computed + new == s.known for s, new in plan.chunks])
         context = sum([s.computed for s in plan.decodes]) + len(plan.decodes)
-        slow = math.prod(self.slowed) * 1e9
+        slow = math.prod(self.harm.slowed) * 1e9
         debt, self.cache.debt = self.cache.debt, 0.0
         first = self.cost.seconds(Step(chunks, len(plan.decodes), context, samples, shares)) * slow + debt * 1e9
         count, growth = 1, 0.0
@@ -220,7 +219,7 @@ class Engine:
             count = self.batch.steps_in_room(plan.decodes, count)
             grown = Step((), len(plan.decodes), context + len(plan.decodes), samples)
             growth = self.cost.seconds(grown) * slow - (first - debt * 1e9)
-            if debt or plan.ready is not None:  # the next step differs: it owes nothing, or more sequences may take part
+            if debt or plan.ready is not None or self.harm.single:  # the next step may owe less, or more sequences take part
                 count = 1
         return _Steps(self._clock, first, growth, count, plan)
 
@@ -231,13 +230,16 @@ class Engine:
         sampled = [s for s, new in plan.chunks if s.computed + new == s.known]
         for sequence, new in plan.chunks:
             self.batch.prefilled(sequence, new)
-        self.batch.decoded(plan.decodes, upto - steps.taken, 1 if upto < steps.count else 0)
+        taken = steps.taken
+        self.batch.decoded(plan.decodes, upto - taken, 1 if upto < steps.count else 0, lambda step: steps.end(taken + step - 1))
+        self.cache.now = steps.end(upto)
         sampled += plan.decodes
-        ended = [self._finish(s) for s in sampled if s.known == s.end]
+        finished = [self._finish(s) for s in sampled if s.known == s.end]
+        ended = [done for done in finished if done is not None and done.id >= 0]
         start = steps.end(steps.taken) if steps.taken else steps.start
         times = [steps.end(step) for step in range(steps.taken + 1, upto + 1)]
         steps.taken = upto
-        return Span(start, times, [s.name for s in sampled], [done for done in ended if done is not None])
+        return Span(start, times, [s.name for s in sampled if s.job.id >= 0], ended)
 
     def _finish(self, sequence: Sequence) -> Done | None:
         """The sequence has its last token. Returns the job's end when it was the last of its choices."""
@@ -261,8 +263,10 @@ class Engine:
         """When to call advance next if nothing arrives before: no first token or end lies before it. inf when idle or hung."""
         if not self._jobs:
             return math.inf
-        edge = self._edges[0].at / 1e9 if self._edges else math.inf  # the steps planned so far may not last beyond it
-        if self._stalls or self._blocked:
+        edge = self._agenda.at / 1e9  # the steps planned so far may not last beyond it
+        if self._blocked or self._stalls > self.harm.pauses:
+            return self._agenda.turn / 1e9
+        if self._stalls:
             return edge
         if self._loading is not None:
             return min(edge, (self._loading + 1) / 1e9)
@@ -296,6 +300,12 @@ class Engine:
 
     def facts(self) -> dict[str, Any]:
         return readings.facts(self)
+
+    def preempt(self) -> None:
+        """Every running sequence loses its blocks, and what the step in progress computes for it. After advance(now)."""
+        self.batch.preempt()
+        if self._steps is not None:
+            self._steps.plan.chunks, self._steps.plan.decodes = [], []
 
     def found(self, job: Job) -> int:
         """Prompt tokens of `job` that are resident, on the device or below. Counts nothing."""

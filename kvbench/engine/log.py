@@ -92,5 +92,5 @@ class Log:
         name = "" if key is None else f"{key & (1 << 64) - 1:016x}"
         return CacheAccess(
             t=t / 1e9, op=op, key=name, group=access.group, job=None if job < 0 else job, block=access.block, tier=access.tier,
-            node=access.node, reason=reason, tokens=tokens, full=full,
+            node=access.node, reason=reason, again=access.again, tokens=tokens, full=full,
         )  # fmt: skip

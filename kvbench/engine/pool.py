@@ -5,6 +5,7 @@ A block is *referenced* (a live sequence holds it, or a fault pins it), *cached*
 difference from vLLM: when a sequence computes content that is already resident, it adopts the resident block and returns its own.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -46,6 +47,8 @@ class Pool:
         self._referenced = 0
         self._claimed = 0  # blocks that faults want
         self._held: list[int] = []  # of those, what they have: fewer only while nothing is free
+        self._lost: Counter[int] = Counter()  # references that nobody will drop, by block
+        self.doubts: list[Callable[[], None]] = []  # of faults: each is called before an allocation
 
     @property
     def free(self) -> int:
@@ -78,7 +81,7 @@ class Pool:
         """How many of these resident keys nobody references: taking them uses up free blocks."""
         return sum(not self._refs[self.index[key]] for key in keys)
 
-    def take(self, keys: Iterable[Key], job: int = -1) -> list[int]:
+    def take(self, keys: Iterable[Key], job: int = -1, again: bool = False) -> list[int]:
         """Reference the blocks of resident keys."""
         taken = []
         for key in keys:
@@ -88,7 +91,7 @@ class Pool:
             self._refs[block] += 1
             self.policy.hit(key)
             if self.tape is not None:
-                self.tape.note("hit", key, self.group, job, block)
+                self.tape.note("hit", key, self.group, job, block, again=again)
             taken.append(block)
         return taken
 
@@ -96,6 +99,8 @@ class Pool:
         """`count` blocks without content, referenced once. The caller has checked `free`; RuntimeError otherwise."""
         if count > self.free:
             raise RuntimeError(f"{count} blocks asked for, {self.free} free")
+        for doubt in self.doubts if count else ():
+            doubt()
         taken = []
         for _ in range(count):
             block = self._empty.pop() if self._empty else self._evict()
@@ -207,10 +212,27 @@ class Pool:
     def _collect(self) -> None:
         self._held += self.allocate(min(self._claimed - len(self._held), self.free))
 
+    def leak(self, blocks: Iterable[int]) -> None:
+        """One more reference to each of these, which somebody holds, and that is never dropped."""
+        for block in blocks:
+            self._refs[block] += 1
+            self._lost[block] += 1
+
+    @property
+    def leaked(self) -> int:
+        """Blocks with a reference that is never dropped."""
+        return len(self._lost)
+
+    def spare(self) -> int:
+        """A block that nobody references: the empty one freed last, else a cached one; the null block where all are in use."""
+        if self._empty:
+            return self._empty[-1]
+        return next((block for block in self.index.values() if not self._refs[block]), 0)
+
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Assert every invariant, given the blocks each live sequence holds. Slow: for tests."""
         counts = [0] * len(self._refs)
-        for blocks in (*held, self._held):
+        for blocks in (*held, self._held, self._lost.elements()):
             for block in blocks:
                 counts[block] += 1
         assert counts == self._refs, "reference counts differ from what sequences and faults hold"

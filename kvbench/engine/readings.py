@@ -23,6 +23,8 @@ def gauges(engine: "Engine") -> dict[str, float]:
         "recompute_tokens": float(counters.recompute),
         "computed_tokens": float(counters.computed),
     }
+    for fault in engine.faults:
+        found |= fault.gauges(engine)
     efficiency = slot_efficiency(engine)
     return found if efficiency is None else found | {"slot_efficiency": efficiency}
 

@@ -21,7 +21,7 @@ class Access(NamedTuple):
     """One row. job is -1 where no request is behind it, key None for a block that is not full, block 0 where none is meant.
 
     tier: where the content was found, went or left. parent: the key before it in its chain (of a miss or a store). tokens: of a
-    freed block that are valid. node: of a cluster.
+    freed block that are valid. node: of a cluster. again: a look-up that is not a job's first.
     """
 
     t: Nanos
@@ -34,6 +34,7 @@ class Access(NamedTuple):
     parent: Key | None
     tokens: int
     node: int
+    again: bool
 
 
 class Tape:
@@ -46,8 +47,8 @@ class Tape:
 
     def note(
         self, op: Op, key: Key | None, group: int = 0, job: int = -1, block: int = 0, tier: str = "gpu",
-        parent: Key | None = None, tokens: int = 0,
+        parent: Key | None = None, tokens: int = 0, again: bool = False,
     ) -> None:  # fmt: skip
-        access = Access(self.now, op, key, group, job, block, tier, parent, tokens, self.node)
+        access = Access(self.now, op, key, group, job, block, tier, parent, tokens, self.node, again)
         for listener in self.listeners:
             listener(access)

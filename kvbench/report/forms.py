@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from kvbench.core import Event, Record, Sample, Seconds, Window
+from kvbench.core import CacheAccess, Event, Record, Sample, Seconds, Window
 from kvbench.report.kept import Planned
 
 LONGEST: Seconds = 366 * 86_400.0  # of a run: a later instant is a damaged number, and a list of its seconds would not fit
@@ -121,6 +121,19 @@ class SampleLine(Sample, frozen=True, kw_only=True):
 class WindowLine(Window, frozen=True, kw_only=True):
     start: Instant
     end: Instant
+
+
+class AccessLine(CacheAccess, frozen=True, kw_only=True):
+    t: Instant
+    full: Instant | None = None
+    tokens: Number = 0
+    group: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+    tier: Annotated[str, msgspec.Meta(max_length=64)] = "gpu"
+    reason: Literal["", "reset", "divergence", "compulsory", "evicted"] = ""
+
+    def __post_init__(self) -> None:
+        if (self.op == "miss") != bool(self.reason):
+            raise ValueError("a miss has a reason, and nothing else has")
 
 
 class _PhaseStart(msgspec.Struct):

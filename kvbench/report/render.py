@@ -12,7 +12,7 @@ from rich.text import Text
 from kvbench import units
 from kvbench.core import LEFT, STAYED
 from kvbench.metrics.names import QUANTILES
-from kvbench.report import baseline_rows, loops, outcome
+from kvbench.report import accesses, baseline_rows, loops, outcome
 from kvbench.report.text import block, columns, count, number, pairs, plain
 from kvbench.verdict import amount
 
@@ -234,6 +234,7 @@ def cache(summary: Mapping[str, Any], width: int) -> RenderableType:
         rows.append(("cached", f"{hit} of {prompts:,} prompt tokens, as the answers say"))
     elif rate["value"] is None:
         rows.append(("hit rate", f"- ({told['reason']})"))
+    rows += accesses.rows(summary["cache"])
     return block("KV cache", pairs(rows))
 
 

@@ -10,6 +10,7 @@ from kvbench import __version__, units
 from kvbench.core import Record, Seconds
 from kvbench.evidence import Evidence
 from kvbench.report import accounting, budgets, cache, control, first_uses, latency, notes, outcome, tokens
+from kvbench.report.accesses import accesses
 from kvbench.report.baseline import baseline
 from kvbench.report.changes import changes
 from kvbench.report.features import features
@@ -51,6 +52,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "tokens": _tokens(files, head, arrivals, seed),
         "engine": cache.engine(files.samples, head.start, head.end),
         "told": cache.told(head.records),
+        "cache": accesses(files),
         "first_uses": first_uses.table(files, apart, seed),
         "features": features(head.records),
         "classes": _classes(cohort, files, seed),
