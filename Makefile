@@ -43,9 +43,10 @@ check: $(TEST_STAMP)  ## formatting, lint, types
 	@$(BIN)/ruff check --quiet kvbench tests && $(BIN)/ruff format --quiet --check kvbench tests
 	@$(BIN)/mypy --no-error-summary
 
-bench: $(TEST_STAMP)  ## how fast kvbench itself is, as ratios against a bare client and wrk
+bench: $(TEST_STAMP)  ## how fast kvbench itself is, as ratios against a bare client, wrk and libcachesim
 	@sh .ci/packages.sh wrk:wrk gcc:gcc
 	$(BIN)/python tests/bench/hot_path.py
+	$(BIN)/python tests/bench/curve.py
 
 golden: $(TEST_STAMP)  ## rewrite the golden files and show what changed
 	$(PYTEST) tests/golden -q --golden-rewrite

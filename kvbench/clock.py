@@ -22,6 +22,11 @@ class Timer(Protocol):
     def close(self) -> None: ...
 
 
+def stopwatch() -> Nanos:
+    """Real nanoseconds from some zero, whatever loop runs: for how long real I/O took."""
+    return time.perf_counter_ns()
+
+
 class Clock:
     """The run's clock: 0 when started. Real loops read perf_counter, a VirtualLoop its own time."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvbench.agenda import STREAMS, build_phases, seeds
-from kvbench.clock import Clock
+from kvbench.clock import Clock, stopwatch
 from kvbench.core import Request, Seconds
 from kvbench.doubts import blind, overlong
 from kvbench.endpoint import Http, Sim
@@ -22,6 +22,7 @@ from kvbench.engine import Machine
 from kvbench.engine.engine import Engine
 from kvbench.engine.log import Log
 from kvbench.engine.tape import Access, Tape
+from kvbench.engine.tiers import build_below
 from kvbench.phases import Phase
 from kvbench.pilot import Controls
 from kvbench.problem import Problem
@@ -74,7 +75,9 @@ def build_machine(spec: Sim, seed: int, listeners: Sequence[Callable[[Access], N
     tape = Tape() if listeners else None
     if tape is not None:
         tape.listeners += listeners
-    return Engine(spec.load_model(), spec.load_hardware(), spec.load_engine(), seed, spec.faults, tape)
+    model, hardware, engine = spec.load_model(), spec.load_hardware(), spec.load_engine()
+    below = None if spec.tiers is None else build_below(spec.tiers, model, hardware, engine, stopwatch, seed, tape)
+    return Engine(model, hardware, engine, seed, spec.faults, tape, below)
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,10 @@ async def open_target(scenario: Scenario, clock: Clock) -> Opened:
     target: Target = NullTarget(clock)
     if isinstance(spec, Sim):
         log = Log(spec.cache_log) if spec.cache_log else None
-        machine = build_machine(spec, int(seeds(scenario.seed)["routing"].generate_state(1)[0]), [log] if log else [])
+        try:
+            machine = build_machine(spec, int(seeds(scenario.seed)["routing"].generate_state(1)[0]), [log] if log else [])
+        except ValueError as error:  # all else was known when the file was read: this machine lacks the directory
+            raise ScenarioError([Problem("", "target.tiers.ssd.real", str(error))]) from None
         target = SimTarget(machine, clock, log)
     how = "prompts are token counts and content keys: nothing is written out"
     return Opened(target, await target.open(), {"kind": "none", "exact": True, "error": 0.0, "how": how}, estimate)

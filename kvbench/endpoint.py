@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from kvbench.engine.faults import FAULTS
+from kvbench.engine.faults import FAULTS, SlowTier
+from kvbench.engine.tiers import TiersSpec
 from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, load_engine, load_hardware, load_model, names
 from kvbench.spec import OneOf, fault, hint, plain
 from kvbench.target.connection import Timeouts
@@ -45,6 +46,7 @@ class Sim(Spec):
     cache_log: Annotated[Share, Field(gt=0, le=1)] | None = Field(
         None, description="keep the cache's accesses in cache.jsonl, for this share of the blocks"
     )
+    tiers: TiersSpec | None = Field(None, description="what lies under the device's KV memory: host, drives, a remote store")
     faults: Annotated[list[Annotated[Any, OneOf("kind", FAULTS)]], Field(max_length=1000)] = Field(
         [], description="what goes wrong, and when"
     )
@@ -63,6 +65,11 @@ class Sim(Spec):
             kv_blocks(*parts)
         except ValueError as error:
             fault(("hardware",), str(error))
+        tiers = [name for name, tier in self.tiers.named() if tier.bytes > 0] if self.tiers else []
+        for number, each in enumerate(self.faults):
+            if isinstance(each, SlowTier) and each.tier not in tiers:
+                known = ", ".join(tiers) or "there is none"
+                fault(("faults", number, "tier"), f"{each.tier!r} is no tier of target.tiers ({known})")
         return self
 
     def load_model(self) -> Model:

@@ -1,4 +1,4 @@
-"""What a model, a device, a tier and a serving engine are, in numbers, read from profiles/*/*.yaml. Data and size arithmetic only.
+"""What a model, a device, a tier and a serving engine are, in numbers, from profiles/*/*.yaml. Data and size arithmetic only.
 
 Sizes are bytes, rates bytes/s or FLOP/s per device, times seconds. A model's shape is in shape.py, blocks in layout.py.
 """
@@ -71,13 +71,13 @@ class EngineProfile(Profile):
     max_waiting: int | None = Field(default=None, ge=1, description="with so many waiting a new request is refused (503)")
     prefill: Literal["chunked", "whole"] = Field(
         default="chunked",
-        description="a prompt is computed in pieces that fit the step's token budget, or in one step of its own",
+        description="a prompt is computed in pieces that fit the steps' token budget, or whole in one step",
     )
     preallocate: Share | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="reserve the blocks of this quantile of a class's answers; taken on demand where absent",
+        description="reserve blocks for this quantile of a class's answers; absent: on demand",
     )
     retain: Duration = Field(default=0.0, description="content younger than this stays while another block can go")
     retain_tokens: int = Field(default=0, ge=0, description="content of sequences shorter than this is not kept")

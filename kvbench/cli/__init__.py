@@ -10,11 +10,13 @@ import typer
 
 from kvbench import __version__
 from kvbench.cli.check import check
+from kvbench.cli.curve import curve
 from kvbench.cli.doctor import doctor
 from kvbench.cli.laws import laws
 from kvbench.cli.report import report
 from kvbench.cli.run import run
 from kvbench.cli.schema import schema
+from kvbench.cli.size import size
 from kvbench.cli.trace import trace
 
 app = typer.Typer(
@@ -44,9 +46,11 @@ def options(
 
 app.command()(run)
 app.command()(check)
+app.command()(curve)
 app.command()(schema)
 app.command()(report)
 app.command()(doctor)
+app.command()(size)
 app.add_typer(trace, name="trace")
 app.add_typer(laws, name="laws")
 

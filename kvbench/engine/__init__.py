@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from kvbench.core import Nanos, Seconds, Segment
 
 if TYPE_CHECKING:
+    from kvbench.engine.cache import Group
     from kvbench.engine.faults import Edge
 
 Key = int
@@ -128,17 +129,40 @@ class Cost(Protocol):
 class Below(Protocol):
     """What lies under the device's blocks: host memory, disks, a remote store. Times are the run's, in nanoseconds."""
 
-    def found(self, group: int, keys: Sequence[Key]) -> int:
-        """How many leading keys of layer group `group` some tier holds. Counts nothing: admission may fail."""
+    prefetch: int
+    """For how many waiting sequences `ahead` is to be called."""
 
-    def restore(self, group: int, keys: Sequence[Key], job: int, now: Nanos) -> Nanos:
-        """Begin to load what `found` found. Returns when the last of it is on the device, at least `now`."""
+    def attach(self, groups: "Sequence[Group]") -> None:
+        """What lies above. Called once, before anything else: what their pools give up goes here (Pool.evicted_to)."""
+
+    def found(self, group: int, keys: Sequence[Key], start: int, now: Nanos) -> int:
+        """How many leading keys of layer group `group` come up if asked for, after `start` blocks that are on the device. Counts
+        nothing: admission may fail."""
+
+    def entered(self, group: int, keys: Sequence[Key], device: int, upto: int, job: int, again: bool, now: Nanos) -> Nanos:
+        """An admission looked for `keys`: the first `device` were on the device, those before `upto` are to come up, the others
+        are missing. again: it is not the first of the job. Returns when all found are on the device, at least `now`."""
 
     def stored(self, group: int, key: Key, block: BlockInfo, now: Nanos) -> None:
-        """A block of the device is full and has its key: a copy may go down at once (write-through)."""
+        """A block of the device is full and has its key, computed or brought up: a copy may go down at once."""
 
-    def evicted(self, group: int, key: Key, now: Nanos) -> None:
-        """The device gave up `key`: it may go down now (write-back)."""
+    def ended(self, group: int, keys: Sequence[Key], now: Nanos) -> None:
+        """A sequence is over that held these full blocks."""
+
+    def preempted(self, keys: Sequence[Sequence[Key]], tokens: int, now: Nanos) -> None:
+        """A sequence of `tokens` tokens, with these full blocks of each group, loses its place: it may go down (swap)."""
+
+    def ahead(self, group: int, keys: Sequence[Key], now: Nanos) -> None:
+        """A waiting sequence will ask for `keys`, the first of them not on the device: they may come nearer."""
+
+    def gauges(self, now: Nanos) -> dict[str, float]: ...
+
+    def facts(self) -> dict[str, Any]: ...
+
+    def check(self) -> None: ...
+
+    def close(self) -> None:
+        """Let go of what is held outside this process."""
 
     def clear(self, now: Nanos) -> None:
         """Forget everything: a reset of the prefix cache."""
@@ -180,3 +204,6 @@ class Machine(Protocol):
 
     def check(self) -> None:
         """Assert every invariant. Slow: for tests."""
+
+    def close(self) -> None:
+        """Let go of what is held outside this process: real files. Nothing is asked of it afterwards."""

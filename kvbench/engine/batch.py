@@ -8,6 +8,7 @@ step that preempted.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from kvbench.core import Nanos, reply_key
@@ -101,6 +102,8 @@ class Batch:
         whole = at == len(self.running) and not plan.preempted
         blocked = self._admit(plan, budget) if whole else False
         plan.repeats = whole and not plan.chunks and (blocked or not self.waiting)
+        for sequence in islice(self.waiting, self.cache.below.prefetch if self.cache.below is not None else 0):
+            self.cache.ahead(sequence.holding, sequence.known - 1)
         return plan
 
     def _later(self, plan: Plan, sequence: Sequence) -> None:
@@ -173,6 +176,7 @@ class Batch:
         self.cache.release(sequence.holding, sequence.computed)
 
     def _preempt(self, sequence: Sequence) -> None:
+        self.cache.spill(sequence.holding, sequence.computed)
         self._release(sequence, ended=False)
         sequence.highest = max(sequence.highest, sequence.computed)
         sequence.computed = 0
@@ -209,6 +213,7 @@ class Batch:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
+        self.cache.ended(sequence.holding)
         self._release(sequence, ended=True)
 
     def steps_in_room(self, sequences: Iterable[Sequence], most: int) -> int:

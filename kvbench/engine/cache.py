@@ -41,13 +41,14 @@ class Table:
 class Holding:
     """What one sequence holds of every group."""
 
-    __slots__ = ("edge", "job", "partial", "tables")
+    __slots__ = ("edge", "job", "partial", "sought", "tables")
 
     def __init__(self, tables: list[Table], job: int) -> None:
         self.tables = tables
         self.job = job
         self.edge = 1  # the next number of tokens that takes a new block or fills one
         self.partial: list[tuple[int, float]] = []  # (up to this token, share of the layers to compute), beyond what was found
+        self.sought = False  # what lies below has been told that it waits
 
     def share(self, start: int, stop: int) -> float:
         """Mean share of the layers to compute for tokens [start, stop)."""
@@ -87,6 +88,8 @@ class Cache:
         self.when: Callable[[int], Nanos] | None = None  # of the sequence that grows: when it came to a token; None: now
         self._now: Nanos = 0
         self._shared = len(self.pools) < len(self.groups)
+        if below is not None:
+            below.attach(self.groups)
 
     @property
     def now(self) -> Nanos:
@@ -120,7 +123,7 @@ class Cache:
             full = most // block
             keys = table.chain.upto(full)
             count = group.pool.found(keys, full)
-            more = self.below.found(at, keys[count:full]) if self.below is not None and count < full else 0
+            more = self.below.found(at, keys[count:full], count, self._now) if self.below is not None and count < full else 0
             counts.append(count)
             lower.append(more)
             device = min(device, count * block)
@@ -162,9 +165,12 @@ class Cache:
                 pool.policy.miss(keys[number])
                 if self.tape is not None:
                     self.tape.note("miss", keys[number], at, job, parent=table.chain.parent(number), again=again)
-            if self.below is not None and found.lower[at]:
-                ready = max(ready, self.below.restore(at, keys[found.counts[at] : upto], job, self._now))
-                self._extend(at, table, upto * pool.tokens, job)
+            if self.below is not None:
+                full = keys[: most // pool.tokens]
+                ready = max(ready, self.below.entered(at, full, found.counts[at], upto, job, again, self._now))
+        for at, (table, count, more) in enumerate(zip(holding.tables, found.counts, found.lower, strict=True)):
+            if more:
+                self._extend(at, table, (count + more) * self.groups[at].pool.tokens, job)
         holding.partial = self._partial(found)
         return ready
 
@@ -228,6 +234,28 @@ class Cache:
             table.blocks, table.published = [], 0
         holding.edge = 1
         holding.partial = []
+        holding.sought = False
+
+    def ended(self, holding: Holding) -> None:
+        """The sequence is over; it still holds its blocks."""
+        if self.below is not None:
+            for at, table in enumerate(holding.tables):
+                self.below.ended(at, table.chain.keys[: table.published], self._now)
+
+    def spill(self, holding: Holding, tokens: int) -> None:
+        """The sequence, of `tokens` computed tokens, is preempted; it still holds its blocks."""
+        if self.below is not None:
+            self.below.preempted([table.chain.keys[: table.published] for table in holding.tables], tokens, self._now)
+
+    def ahead(self, holding: Holding, most: int) -> None:
+        """A sequence waits that will ask for its first `most` tokens: what of them is below may come nearer, once."""
+        if self.below is None or holding.sought:
+            return
+        holding.sought = True
+        for at, (group, table) in enumerate(zip(self.groups, holding.tables, strict=True)):
+            full = most // group.pool.tokens
+            keys = table.chain.upto(full)
+            self.below.ahead(at, keys[group.pool.found(keys, full) : full], self._now)
 
     def steps_in_room(self, holdings: Sequence[tuple[Holding, int]], most: int) -> int:
         """How many decode steps, at most `most`, all can take together before blocks run out, given (holding, computed tokens) of

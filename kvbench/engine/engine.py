@@ -9,36 +9,22 @@ Faults (faults.py) begin and end at their own times, whatever the engine is adva
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from kvbench.core import Nanos, Seconds
-from kvbench.engine import Done, Job, Span, Step, readings
-from kvbench.engine.batch import Batch, Plan
+from kvbench.engine import Below, Done, Job, Span, Step, readings
+from kvbench.engine.batch import Batch
 from kvbench.engine.cache import Cache, Group
-from kvbench.engine.cost import COSTS
+from kvbench.engine.cost import COSTS, Roofline
+from kvbench.engine.energy import Meter
 from kvbench.engine.evict.policies import POLICIES
 from kvbench.engine.faults import Agenda, Edge, Fault
 from kvbench.engine.harm import Harm
 from kvbench.engine.pool import Pool
 from kvbench.engine.sequence import Sequence
+from kvbench.engine.steps import Steps
 from kvbench.engine.tape import Tape
 from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks
-
-
-@dataclass(slots=True)
-class _Steps:
-    """The steps under way: step i (1, 2, ...) ends at start + i first + i (i - 1) / 2 growth."""
-
-    start: Nanos
-    first: float  # ns
-    growth: float  # ns by which each step is longer than the one before: contexts grow
-    count: int
-    plan: Plan
-    taken: int = 0  # steps that have been handed out
-
-    def end(self, step: int) -> Nanos:
-        return self.start + max(step, round(step * self.first + step * (step - 1) / 2 * self.growth))
 
 
 class Engine:
@@ -50,13 +36,15 @@ class Engine:
 
     def __init__(
         self, model: Model, hardware: Hardware, engine: EngineProfile, seed: int = 0, faults: Iterable[Fault] = (),
-        tape: Tape | None = None,
+        tape: Tape | None = None, below: Below | None = None,
     ) -> None:  # fmt: skip
         if engine.policy not in POLICIES:
             raise ValueError(f"policy {engine.policy!r} is unknown: one of {', '.join(POLICIES)}")
         self.model, self.hardware, self.profile = model, hardware, engine
         self.blocks = kv_blocks(model, hardware, engine)
         self.cost = COSTS["roofline"](model, hardware, engine)
+        powered = hardware.idle is not None and hardware.power is not None
+        self.meter = Meter(hardware, Roofline(model, hardware, engine)) if powered else None
         self.memory = readings.memory(model, hardware, engine, self.blocks)
         self.pool = Pool(
             self.blocks,
@@ -66,11 +54,12 @@ class Engine:
             tape=tape,
         )
         group = Group("all", self.pool, 1, model.layers, engine.block * model.kv_token_bytes(hardware.count))
-        self.cache = Cache([group], tape=tape, retain_tokens=engine.retain_tokens)
+        self.cache = Cache([group], below, tape, retain_tokens=engine.retain_tokens)
         self.batch = Batch(self.cache, engine)
         self._jobs: dict[int, list[Sequence]] = {}  # job id -> its choices that have not ended
         self._ended: dict[int, tuple[int, int]] = {}  # job id -> tokens and preemptions of choices that have
-        self._steps: _Steps | None = None
+        self._steps: Steps | None = None
+        self.until: Nanos = 0  # how far time has come
         self._clock: Nanos = 0  # end of the last step, or the change that ended an idle time
         self._blocked = False  # there are jobs and no block for any of them: nothing begins until something changes
         self._loading: Nanos | None = None  # all that could run is being loaded: until then nothing begins
@@ -141,7 +130,7 @@ class Engine:
 
         What begins or ends at a fault's edge is decided there, and edges at `until` itself have passed.
         """
-        limit = round(until * 1e9)
+        limit = self.until = round(until * 1e9)
         spans: list[Span] = []
         while self._agenda.at <= limit:
             edge = self._agenda.pop()
@@ -181,7 +170,7 @@ class Engine:
         self._stalled, steps = now, self._steps
         if steps is not None and steps.taken:  # the step in progress by itself, so that it alone grows longer
             begun = steps.end(steps.taken)
-            self._steps = _Steps(begun, steps.end(steps.taken + 1) - begun, 0.0, 1, steps.plan)
+            self._steps = Steps(begun, steps.end(steps.taken + 1) - begun, 0.0, 1, steps.plan)
 
     def resume(self, now: Nanos) -> None:
         """End one stall. With the last of them the step in progress goes on where it was."""
@@ -193,7 +182,7 @@ class Engine:
         else:
             self._clock = max(self._clock, now)
 
-    def _begin(self) -> _Steps | None:
+    def _begin(self) -> Steps | None:
         """The next steps, from _clock. None while everything is being loaded, and where no job can have its blocks, which takes a
         fault that holds them: `_loading` or `_blocked` is set then."""
         self.cache.now = self._clock
@@ -211,7 +200,8 @@ class Engine:
         context = sum([s.computed for s in plan.decodes]) + len(plan.decodes)
         slow = math.prod(self.harm.slowed) * 1e9
         debt, self.cache.debt = self.cache.debt, 0.0
-        first = self.cost.seconds(Step(chunks, len(plan.decodes), context, samples, shares)) * slow + debt * 1e9
+        step = Step(chunks, len(plan.decodes), context, samples, shares)
+        first = self.cost.seconds(step) * slow + debt * 1e9
         count, growth = 1, 0.0
         if plan.repeats:
             count = min([s.end - s.known for s in plan.decodes])
@@ -221,9 +211,14 @@ class Engine:
             growth = self.cost.seconds(grown) * slow - (first - debt * 1e9)
             if debt or plan.ready is not None or self.harm.single:  # the next step may owe less, or more sequences take part
                 count = 1
-        return _Steps(self._clock, first, growth, count, plan)
+        steps = Steps(self._clock, first, growth, count, plan)
+        if self.meter is not None:
+            steps.joules = self.meter.joules(step, first / 1e9)
+            if count > 1:
+                steps.warming = self.meter.joules(grown, (first + growth) / 1e9) - steps.joules
+        return steps
 
-    def _take(self, steps: _Steps, upto: int) -> Span:
+    def _take(self, steps: Steps, upto: int) -> Span:
         """Hand out steps up to and including `upto`, and take the blocks of the step after them, where there is one."""
         plan = steps.plan
         self.cache.now = steps.end(upto)
@@ -238,6 +233,8 @@ class Engine:
         ended = [done for done in finished if done is not None and done.id >= 0]
         start = steps.end(steps.taken) if steps.taken else steps.start
         times = [steps.end(step) for step in range(steps.taken + 1, upto + 1)]
+        if self.meter is not None:
+            self.meter.add(steps.burnt(upto) - steps.burnt(taken), times[-1] - start)
         steps.taken = upto
         return Span(start, times, [s.name for s in sampled if s.job.id >= 0], ended)
 
@@ -294,6 +291,11 @@ class Engine:
         live = {sequence.name[1]: sequence.generated for sequence in self._jobs[job_id]}
         return tuple(live.get(choice, job.max_tokens) for choice in range(job.n))
 
+    @property
+    def busy(self) -> bool:
+        """A step is in progress."""
+        return self._steps is not None
+
     def gauges(self) -> dict[str, float]:
         """State at the time advanced to, the step in progress included."""
         return readings.gauges(self)
@@ -316,9 +318,16 @@ class Engine:
         self.cache.now = round(now * 1e9)
         return self.cache.reset()
 
+    def close(self) -> None:
+        """Let go of real files."""
+        if self.cache.below is not None:
+            self.cache.below.close()
+
     def check(self) -> None:
         """Assert every invariant. Slow: for tests."""
         self.batch.check()
+        if self.cache.below is not None:
+            self.cache.below.check()
         queued = [*self.batch.running, *self.batch.waiting]
         live = [s for sequences in self._jobs.values() for s in sequences]
         assert len(queued) == len(live), "sequences lost or doubled"

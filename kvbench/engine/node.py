@@ -5,23 +5,30 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvbench.core import Nanos, Seconds, reply_key
-from kvbench.engine import Done, Job, Span, Step
+from kvbench.engine import Job, Span, Step
 from kvbench.engine.batch import ENDLESS
 from kvbench.engine.cache import Cache, Holding
 from kvbench.engine.engine import Engine
 from kvbench.engine.store import Line
 
 Role = Literal["mixed", "prefill", "decode"]
+Stage = Literal["entry", "decode"]
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A live job of the cluster. `node` is None while it waits for one, or while its KV is on its way."""
+    """A live job of the cluster. `node` is None while it waits for one; `running`: the node's engine has it.
+
+    Until then its KV is on its way, or the node is down and that has not been noticed.
+    """
 
     job: Job
     holding: Holding  # its keys: prompt and first answer
-    stage: Literal["entry", "decode"] = "entry"
+    stage: Stage = "entry"
     node: "Node | None" = None
+    running: bool = False
+    source: "Node | None" = None  # the node that has the prompt's KV, before it moves on
+    losses: int = 0  # of that node when the KV was computed
     begun: tuple[int, ...] = ()  # answer tokens of each choice from nodes it has left; () before the first
     cached: int | None = None  # prompt tokens found at its first admission, once it has left that node
     preempted: int = 0  # on nodes it has left
@@ -38,8 +45,8 @@ class Task:
 class Node:
     """`build` makes its engine, again after a loss. `out` and `into` are its lines to other nodes.
 
-    `up`: it works; `known`: the cluster believes so. committed and backlog: tokens that its tasks are expected to hold at their ends,
-    and to compute before their first token here.
+    `up`: it works; `known`: the cluster believes so. committed and backlog: tokens that its tasks are expected to hold at their
+    ends, and to compute before their first token here.
     """
 
     number: int
@@ -77,36 +84,30 @@ class Node:
         return self.cache.share("referenced") * self.tokens
 
     @property
-    def empty(self) -> float:
-        """KV memory without content, in tokens: the poorest pool's."""
-        return min(
-            pool.usable - pool.referenced - sum(not refs for refs in map(pool.references, pool.index)) for pool in self.cache.pools
-        ) * self.cache.groups[0].pool.tokens  # fmt: skip
+    def empty(self) -> int:
+        """KV memory without content, in tokens: the fullest pool's."""
+        return min(pool.empty * pool.tokens for pool in self.cache.pools)
 
     @property
     def most_sequences(self) -> int:
         return self.engine.profile.max_num_seqs
 
-    def holds(self, job: Job) -> bool:
-        """Whether the job fits when nothing else is there."""
-        return job.tokens + job.max_tokens - 1 <= self.tokens
+    def has_room(self, tokens: int) -> bool:
+        """Whether KV of `tokens` tokens that comes from elsewhere finds room beside what is on its way already."""
+        coming = sum(task.job.tokens for task in self.tasks.values() if not task.running)
+        return not self.tasks or self.held + coming + tokens <= self.tokens
 
     def found(self, task: Task) -> int:
-        """Tokens of the job's prompt that are resident here. 0 on a node that has been lost."""
+        """Tokens of the job's prompt that are resident here, on the device or below. 0 on a node that has been lost."""
         return self.cache.find(task.holding, task.job.tokens - 1).tokens if self.up else 0
 
-    def take(self, task: Task, job: Job, expected: int, now: Seconds) -> str | None:
-        """Give `job`, the task's work here, to the engine. None, or why it is not served."""
-        ahead = max(0, task.job.tokens + task.got - self.found(task))
-        refused = self.engine.submit(job, now) if self.up else None  # nobody answers: it waits until that is noticed
-        if refused is not None:
-            return refused
-        task.node, task.expected, task.ahead = self, expected, ahead
-        self.tasks[job.id] = task
-        self.committed += expected
-        self.backlog += ahead
-        self.sequences += job.n
-        return None
+    def take(self, task: Task, expected: int, there: int) -> None:
+        """The task is the node's from now on. `there`: tokens of its prompt that need not be computed here."""
+        task.node, task.expected, task.ahead = self, expected, max(0, task.job.tokens + task.got - there)
+        self.tasks[task.job.id] = task
+        self.committed += task.expected
+        self.backlog += task.ahead
+        self.sequences += task.job.n
 
     def drop(self, task: Task) -> None:
         """The task is no longer here: it ended, left, or was lost. The engine has been told, or is gone."""
@@ -114,34 +115,44 @@ class Node:
         self.committed -= task.expected
         self.backlog -= task.ahead
         self.sequences -= task.job.n
-        task.node, task.ahead = None, 0
+        task.node, task.running, task.expected, task.ahead = None, False, 0, 0
 
     def heard(self, span: Span) -> None:
         """Tasks that received a token here have nothing queued before it any more."""
         if self.backlog:
             for job_id, _ in span.tokens:
                 task = self.tasks[job_id]
-                if task.ahead:
-                    self.backlog -= task.ahead
-                    task.ahead = 0
-
-    def begun(self, task: Task) -> tuple[int, ...]:
-        """Answer tokens of each choice so far."""
-        return self.engine.begun(task.job.id) if self.up else task.begun
-
-    def progress(self, task: Task) -> Done:
-        return self.engine.progress(task.job.id)
+                self.backlog -= task.ahead
+                task.ahead = 0
 
     def lose(self) -> None:
-        """Everything on the node is gone: its cache, and what its jobs had computed."""
-        self.up = False
+        """Everything on the node is gone: its cache, and what its jobs had computed. The answers so far are not."""
         self.losses += 1
+        for task in self.tasks.values():
+            if task.running:
+                begun, done = self.engine.begun(task.job.id), self.engine.progress(task.job.id)
+                task.begun = begun if any(begun) else ()
+                task.cached = done.cached if any(begun) and task.cached is None else task.cached
+                task.preempted += done.preempted
+                task.running = False
+        self.up = False
 
     def come_back(self, now: Seconds) -> None:
         """A fresh engine, empty."""
         self.engine = self.build()
         self.engine.advance(now)
         self.up = self.known = True
+
+    def check(self) -> None:
+        """Assert that tasks, counts and engine agree, and the engine's invariants. Slow: for tests."""
+        tasks = self.tasks.values()
+        assert all(task.node is self for task in tasks), "a task of another node"
+        assert self.committed == sum(task.expected for task in tasks), "committed is miscounted"
+        assert self.backlog == sum(task.ahead for task in tasks), "backlog is miscounted"
+        assert self.sequences == sum(task.job.n for task in tasks), "sequences are miscounted"
+        if self.up:
+            self.engine.check()
+            assert all(self.engine.progress(task.job.id) for task in tasks if task.running), "the engine lacks a task"
 
 
 def keys_of(cache: Cache, job: Job) -> Holding:

@@ -7,6 +7,13 @@ from kvbench.profile import EngineProfile, Hardware, Model, kv_room
 if TYPE_CHECKING:
     from kvbench.engine.engine import Engine
 
+LEVELS: tuple[str, ...] = (
+    "kv_usage", "cached_share", "running", "waiting", "gpu_memory", "slot_efficiency", "power", "quota", "fragmentation",
+    "delta_saving", "ssd_dwpd", "ssd_life_years", "ssd_real_write_rate", "ssd_real_read_rate", "ssd_real_stopped",
+    *(f"tier_{tier}_{what}" for tier in ("host", "ssd", "remote") for what in ("used", "queue")),
+)  # fmt: skip
+"""How the names of gauges begin; everything else that `gauges` tells is a running total."""
+
 
 def gauges(engine: "Engine") -> dict[str, float]:
     """State at the time advanced to, the step in progress included. Shares are of the usable blocks' bytes (docs/metrics.md)."""
@@ -25,6 +32,10 @@ def gauges(engine: "Engine") -> dict[str, float]:
     }
     for fault in engine.faults:
         found |= fault.gauges(engine)
+    if engine.meter is not None:
+        found |= {"power": engine.meter.watts if engine.busy else engine.meter.idle, "energy": engine.meter.total(engine.until)}
+    if cache.below is not None:
+        found |= cache.below.gauges(engine.until)
     efficiency = slot_efficiency(engine)
     return found if efficiency is None else found | {"slot_efficiency": efficiency}
 
@@ -49,7 +60,8 @@ def slot_efficiency(engine: "Engine") -> float | None:
 
 def facts(engine: "Engine") -> dict[str, Any]:
     """What it is, for a run's manifest."""
-    return {
+    below = engine.cache.below
+    return ({} if below is None else {"tiers": below.facts()}) | {
         "kind": "sim",
         "model": engine.model.name,
         "hardware": engine.hardware.name,
@@ -60,6 +72,7 @@ def facts(engine: "Engine") -> dict[str, Any]:
         "block_tokens": engine.profile.block,
         "kv_tokens": (engine.blocks - 1) * engine.profile.block,
         "kv_bytes_per_token": engine.model.kv_token_bytes(engine.hardware.count) * engine.hardware.count,
+        "idle_power": engine.meter.idle if engine.meter is not None else None,
         "gpu_memory_utilization": engine.profile.preallocates,
         "faults": [fault.told() for fault in engine.faults],
     }

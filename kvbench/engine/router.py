@@ -1,7 +1,7 @@
 """Which node of a cluster serves a job: the contract, and the routers by the name that a scenario gives them.
 
-A router sees nodes as a front end does: what it sent them and what they report. `committed` of a node is the KV memory, in tokens,
-that its live jobs are expected to hold at their ends, as this router expected it when it sent them.
+A router sees nodes as a front end does: what it sent them and what they report. `committed` of a node is the KV memory, in
+tokens, that its live jobs are expected to hold at their ends, as this router expected it when it sent them.
 """
 
 import bisect
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvbench.core import Seconds
 from kvbench.engine import Job, Step
-from kvbench.units import Share, Size, Span
+from kvbench.units import Share
 
 if TYPE_CHECKING:
     from kvbench.engine.node import Node, Task
@@ -143,17 +143,13 @@ class LoadAware(Routing):
         0.9, description="of a node's KV memory: what live requests are expected to hold at their ends stays below"
     )
     prior: Annotated[int, Field(ge=1, le=10**6)] = Field(256, description="answer tokens expected before any answer has ended")
-    migrate: Size | None = Field(
-        None, description="bytes/s at which warm content of full nodes moves to nodes with room, in the background; none without"
-    )
-    cold: Span = Field(60.0, description="content unused for that long is cold: it goes to the store, where there is one")
 
     def arm(self) -> Router:
         return _Load(self)
 
 
 class _Load:
-    """Predicts a node's time for a job: the prefill queued there and its own, then its answer at the pace of the batch it joins."""
+    """Predicts a job's time on a node: the prefill queued there and its own, then its answer at the pace of the batch it joins."""
 
     WEIGHT = 8  # answers that the prior counts for
 
@@ -185,7 +181,7 @@ class _Load:
     def _seconds(self, node: "Node", task: "Task", need: int) -> Seconds:
         job, decodes = task.job, node.sequences + task.job.n
         prefill = (node.backlog + max(0, job.tokens + task.got - node.found(task))) / node.prefill_rate
-        step = node.engine.cost.seconds(Step((), decodes, max(node.committed, node.held) + need, decodes))
+        step = node.engine.cost.seconds(Step((), decodes, round(max(node.committed, node.held)) + need, decodes))
         return prefill + step * max(1.0, self.answer(job) - task.got)
 
 

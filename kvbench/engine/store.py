@@ -37,7 +37,7 @@ class Line:
 
 
 def carry(out: Line, into: Line, size: float, now: Nanos) -> Nanos:
-    """Send `size` bytes out of one node and into another: it begins when both lines are free, and both are busy until it has left."""
+    """Send `size` bytes out of one node and into another: it begins when both lines are free, and both are busy until it left."""
     begin = max(now, out.free, into.free)
     out.send(size, begin)
     return into.send(size, begin)

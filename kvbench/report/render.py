@@ -12,7 +12,7 @@ from rich.text import Text
 from kvbench import units
 from kvbench.core import LEFT, STAYED
 from kvbench.metrics.names import QUANTILES
-from kvbench.report import accesses, baseline_rows, loops, outcome
+from kvbench.report import accesses, baseline_rows, energy, loops, outcome
 from kvbench.report.text import block, columns, count, number, pairs, plain
 from kvbench.verdict import amount
 
@@ -189,6 +189,7 @@ def throughput(summary: Mapping[str, Any], width: int) -> RenderableType:
         rows.append(("goodput", f"{units.share(good['value'])} of {good['n']:,} offered{rate}"))
     else:
         rows.append(("goodput", f"- ({good['reason']})"))
+    rows += energy.rows(summary["energy"])
     rows.append(("pacing", "; ".join(_pacing(summary["pacing"]))))
     stall = summary["streaming"]["longest_stall"]
     if stall["value"] is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from kvbench import __version__, units
 from kvbench.core import Record, Seconds
 from kvbench.evidence import Evidence
-from kvbench.report import accounting, budgets, cache, control, first_uses, latency, notes, outcome, tokens
+from kvbench.report import accounting, budgets, cache, control, energy, first_uses, latency, notes, outcome, tokens
 from kvbench.report.accesses import accesses
 from kvbench.report.baseline import baseline
 from kvbench.report.changes import changes
@@ -53,6 +53,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "engine": cache.engine(files.samples, head.start, head.end),
         "told": cache.told(head.records),
         "cache": accesses(files),
+        "energy": _energy(files, head, arrivals, rates),
         "first_uses": first_uses.table(files, apart, seed),
         "features": features(head.records),
         "classes": _classes(cohort, files, seed),
@@ -157,6 +158,12 @@ def _tokens(files: RunFiles, head: Headline, arrivals: tokens.Arrivals, seed: in
         "input_rate": tokens.input_throughput(files.records, head.start, head.end),
         "of_failed": sum(r.n_out or len(r.token_ns) for r in head.records if r.outcome != "ok"),
     }
+
+
+def _energy(files: RunFiles, head: Headline, arrivals: tokens.Arrivals, rates: tokens.Rates) -> dict[str, Any]:
+    came = arrivals.throughput(head.start, head.end, 0)["n"]
+    ok = rates.within(head.start, head.end, None, 0)["ok"]["n"]
+    return energy.energy(files.samples, head.start, head.end, came, ok, files.manifest.get("target") or {})
 
 
 def _brief(cohort: Cohort) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from kvbench.clock import Clock
 from kvbench.core import CacheAccess, Event, Message, Nanos, Record, Request, Seconds, Segment
 from kvbench.engine import Done, Job, Machine, Span
 from kvbench.engine.log import Log
+from kvbench.engine.readings import LEVELS
 
 REFUSALS = {
     "empty": "prompt and answer have at least one token each",
@@ -150,7 +151,7 @@ class Sim:
     def gauges(self, now: Seconds) -> dict[str, float]:
         """The engine's gauges at the clock's time (`now` is at most that), counters with the suffix _total."""
         self._pump()
-        return {name if name in LEVELS else f"{name}_total": value for name, value in self.engine.gauges().items()}
+        return {name if name.startswith(LEVELS) else f"{name}_total": value for name, value in self.engine.gauges().items()}
 
     def events(self) -> list[Event]:
         """The faults that began or ended since the last call, at their own times: {kind, edge, ...} of each."""
@@ -166,9 +167,7 @@ class Sim:
 
     async def aclose(self) -> None:
         self._timer.close()
-
-
-LEVELS = ("kv_usage", "cached_share", "running", "waiting", "gpu_memory")
+        self.engine.close()
 
 
 def _stamp(record: Record, times: list[Nanos]) -> None:

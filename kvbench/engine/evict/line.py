@@ -23,6 +23,10 @@ class Line:
         self._order: OrderedDict[Key, None] = OrderedDict()  # oldest first
         self.aside: dict[Key, None] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to pop."""
+        return bool(self._order)
+
     def __len__(self) -> int:
         return len(self._order) + len(self.aside)
 

@@ -106,6 +106,7 @@ class Sieve:
     def __init__(self, capacity: int, seed: int) -> None:
         self._ahead = Line()  # all younger than any in _behind; the hand stands at the old end
         self._behind = Line()
+        self._behind.aside = self._ahead.aside  # whoever is set aside belongs to neither
         self._used: set[Key] = set()
 
     def insert(self, key: Key, block: BlockInfo) -> None:
@@ -118,9 +119,6 @@ class Sieve:
         """Nothing to learn: no ghosts."""
 
     def free(self, key: Key) -> None:
-        if key in self._ahead.aside:
-            self._ahead.discard(key)
-            self._behind.push(key)
         self._behind.release(key)
 
     def evict(self, pinned: Callable[[Key], bool], incoming: Key | None) -> Key:
@@ -132,16 +130,14 @@ class Sieve:
                 self._used.remove(key)
                 self._behind.push(key)
             self._turn()
-        key = last_resort([self._ahead, self._behind], pinned)
+        key = last_resort([self._ahead], pinned)
         self._used.discard(key)
         return key
 
     def _turn(self) -> None:
-        """Where the hand has passed the newest block, it goes to the oldest."""
-        if not len(self._ahead) - len(self._ahead.aside):
-            for key in self._ahead.aside:
-                self._behind.aside[key] = None
-            self._ahead, self._behind = self._behind, Line()
+        """Once the hand has passed the newest block, it stands at the oldest."""
+        if not self._ahead:
+            self._ahead, self._behind = self._behind, self._ahead
 
     def remove(self, key: Key) -> None:
         self._used.discard(key)

@@ -1,0 +1,76 @@
+"""A cluster in numbers: what became of its jobs, and its nodes' gauges as one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvbench.engine.node import Node
+
+SHARES = ("kv_usage", "cached_share", "gpu_memory")
+LEVELS = (*SHARES, "running", "waiting")
+OOM = ("kv_too_small", "oom")
+"""Why a request failed for lack of cache memory: it can never fit, or it lost its blocks too often."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Jobs by their fate, and `carried`: the running totals of engines that were lost."""
+
+    admitted: int = 0
+    refused: int = 0
+    ok: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
+    oom: int = 0
+    carried: dict[str, float] = field(default_factory=dict)
+
+    def submitted(self, refused: str | None) -> None:
+        """A job came. `refused` and `full` turned away one that could have been served; other reasons are failures."""
+        if refused in ("refused", "full"):
+            self.refused += 1
+            return
+        self.admitted += 1
+        if refused is not None:
+            self.ended(refused)
+
+    def ended(self, failed: str) -> None:
+        """An admitted job is over: "" with all its tokens, else why without."""
+        self.ok += not failed
+        self.failed += bool(failed)
+        self.oom += failed in OOM
+
+    def lost(self, node: Node) -> None:
+        """Keep the running totals of a node's engine, which is about to be lost."""
+        if node.up:
+            for name, value in node.engine.gauges().items():
+                if name not in LEVELS:
+                    self.carried[name] = self.carried.get(name, 0.0) + value
+
+
+def gauges_by_node(nodes: Sequence[Node]) -> list[dict[str, float]]:
+    """Each node's gauges and `up`; of a node that is down only that."""
+    return [{"up": 1.0, **node.engine.gauges()} if node.up else {"up": 0.0} for node in nodes]
+
+
+def gauges(nodes: Sequence[Node], counts: Counts, held: int) -> dict[str, float]:
+    """Shares weighted by the memory of the nodes that are up, the rest summed, jobs that no node has yet waiting with the others.
+
+    imbalance: the largest kv_usage of a node that is up over their mean; 1 where all are alike or empty.
+    """
+    each = [(node, node.engine.gauges()) for node in nodes if node.up]
+    memory = sum(node.tokens for node, _ in each)
+    total = dict(counts.carried)
+    for node, read in each:
+        for name, value in read.items():
+            total[name] = total.get(name, 0.0) + (value * node.tokens / memory if name in SHARES else value)
+    usage = [read["kv_usage"] for _, read in each]
+    total["waiting"] = total.get("waiting", 0.0) + held
+    return total | {
+        "kv_usage": total.get("kv_usage", 0.0),
+        "running": total.get("running", 0.0),
+        "held": float(held),
+        "nodes_up": float(len(each)),
+        "imbalance": max(usage) * len(usage) / sum(usage) if sum(usage) else 1.0,
+        "oom": float(counts.oom),
+        "retried": float(counts.retried),
+    }

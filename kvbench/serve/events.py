@@ -1,0 +1,164 @@
+"""KV events over ZMQ in vLLM's framing: what becomes resident, what leaves, and the clearing of everything.
+
+A message is (topic, sequence number in 8 bytes, msgpack of [time, [events], rank]); the replay endpoint answers a first sequence
+number with the messages kept since, and then an empty one with the number -1. Only the device's blocks are told of (medium GPU).
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from kvbench.engine import Job, Key
+from kvbench.engine.chain import Chain, root
+from kvbench.engine.tape import Access
+
+KEPT = 10_000  # messages that can be replayed
+MARK = 100_000  # messages that wait for a subscriber before they are dropped
+END = (-1).to_bytes(8, "big", signed=True)
+_UNSIGNED = (1 << 64) - 1
+_ENDLESS = 1 << 62
+
+
+class Ledger:
+    """Accesses of one replica into events, in order. `take` hands over those since the last call.
+
+    The token ids behind a key are known while a request that has them is under way, which it is when its blocks are stored.
+    """
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+        self._events: list[dict[str, Any]] = []
+        self._known: dict[int, tuple[dict[Key, tuple[int, int]], list[Chain], list[list[int]], str]] = {}
+
+    def watch(self, job: Job, prompt: list[int], answers: list[tuple[int, list[int]]], salt: str) -> None:
+        """A job begins. answers: (content key, token ids) of each choice."""
+        chains = [Chain((*job.segments, (key, _ENDLESS)), self.block, root(job.salt)) for key, _ in answers]
+        texts = [prompt + ids for _, ids in answers]
+        places: dict[Key, tuple[int, int]] = {}
+        for choice, (chain, ids) in enumerate(zip(chains, texts, strict=True)):
+            for at, key in enumerate(chain.upto(len(ids) // self.block)):
+                places.setdefault(key, (choice, at))
+        self._known[job.id] = places, chains, texts, salt
+
+    def forget(self, job_id: int) -> None:
+        self._known.pop(job_id, None)
+
+    def hear(self, access: Access) -> None:
+        """A listener of the engine's tape."""
+        if access.op == "reset":
+            self._events.append({"type": "AllBlocksCleared"})
+        elif access.tier != "gpu" or access.key is None:
+            return
+        elif access.op == "store":
+            self._stored(access.key, access.job, access.group)
+        elif access.op == "evict":
+            self._removed(access.key & _UNSIGNED, access.group)
+
+    def _stored(self, key: Key, job_id: int, group: int) -> None:
+        if job_id not in self._known or key not in self._known[job_id][0]:
+            return  # no request of ours: what a cluster moves between its nodes
+        places, chains, texts, salt = self._known[job_id]
+        choice, at = places[key]
+        block, parent = self.block, chains[choice].keys[at - 1] & _UNSIGNED if at else None
+        ids = texts[choice][at * block : (at + 1) * block]
+        extra = [salt] if salt and not at else None
+        last = self._events[-1] if self._events else {}
+        if last.get("type") == "BlockStored" and last["block_hashes"][-1] == parent and last["group_idx"] == group:
+            last["block_hashes"].append(key & _UNSIGNED)
+            last["token_ids"] += ids
+            last["extra_keys"].append(extra)
+            return
+        self._events.append({
+            "type": "BlockStored", "block_hashes": [key & _UNSIGNED], "parent_block_hash": parent, "token_ids": ids,
+            "block_size": block, "lora_id": None, "medium": "GPU", "lora_name": None, "extra_keys": [extra], "group_idx": group,
+            "kv_cache_spec_kind": "full_attention",
+        })  # fmt: skip
+
+    def _removed(self, key: int, group: int) -> None:
+        last = self._events[-1] if self._events else {}
+        if last.get("type") == "BlockRemoved" and last["group_idx"] == group:
+            last["block_hashes"].append(key)
+        else:
+            self._events.append({"type": "BlockRemoved", "block_hashes": [key], "medium": "GPU", "group_idx": group})
+
+    def take(self) -> list[dict[str, Any]]:
+        events, self._events = self._events, []
+        return events
+
+
+class Publisher:
+    """One PUB socket, and a ROUTER for replays where one is asked for. Never blocks: slow subscribers lose messages, and see it.
+
+    As in vLLM an endpoint with a `*` (or ipc, inproc) is bound, any other connected to. ValueError where that is not possible or pyzmq
+    is missing. add_reader, remove_reader: the loop's.
+    """
+
+    def __init__(
+        self, endpoint: str, replay: str | None, topic: str, add_reader: Callable[..., Any], remove_reader: Callable[[int], Any]
+    ) -> None:
+        try:
+            import zmq  # an extra
+        except ImportError:
+            raise ValueError("KV events need the package pyzmq: pip install 'kvbench[events]'") from None
+        self._zmq: Any = zmq
+        self._context: Any = zmq.Context()
+        self._topic, self._number = topic.encode(), 0
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=KEPT)
+        self._remove_reader, self._replay = remove_reader, None
+        self._socket = self._open(zmq.PUB, endpoint)
+        if replay is not None:
+            self._replay = self._open(zmq.ROUTER, replay)
+            add_reader(self._replay.getsockopt(zmq.FD), self._answer)
+
+    def _open(self, kind: int, endpoint: str) -> Any:
+        socket = self._context.socket(kind)
+        socket.set_hwm(MARK)
+        socket.linger = 0
+        bound = kind == self._zmq.ROUTER or "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc:", "inproc:"))
+        try:
+            (socket.bind if bound else socket.connect)(endpoint)
+        except self._zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ValueError(f"KV events: {endpoint}: {error}: write tcp://*:5557 (bound) or tcp://host:5557 (connected)") from None
+        return socket
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where the sockets are."""
+        sockets = [self._socket] + ([self._replay] if self._replay is not None else [])
+        return [socket.getsockopt(self._zmq.LAST_ENDPOINT).rstrip(b"\0").decode() for socket in sockets]
+
+    def publish(self, time: float, events: list[dict[str, Any]], rank: int) -> None:
+        payload = msgspec.msgpack.encode([time, events, rank])
+        number = self._number.to_bytes(8, "big")
+        self._number += 1
+        self._kept.append((number, payload))
+        try:
+            self._socket.send_multipart((self._topic, number, payload), self._zmq.NOBLOCK)
+        except self._zmq.Again:  # nobody is connected to take it: it can be replayed
+            pass
+
+    def _answer(self) -> None:
+        """The loop's: something happened at the replay socket. Its descriptor tells of changes only, so everything is read."""
+        while self._replay is not None:
+            try:
+                asked = self._replay.recv_multipart(self._zmq.NOBLOCK)
+            except self._zmq.Again:
+                return
+            if len(asked) != 3:
+                continue
+            client, _, start = asked
+            frames = [(self._topic, number, payload) for number, payload in self._kept if number >= start]
+            for frame in [*frames, (b"", END, b"")]:
+                try:
+                    self._replay.send_multipart((client, b"", *frame), self._zmq.NOBLOCK)
+                except self._zmq.Again:  # it does not read: it may ask again
+                    break
+
+    def close(self) -> None:
+        if self._replay is not None:
+            self._remove_reader(self._replay.getsockopt(self._zmq.FD))
+            self._replay = None
+        self._context.destroy(linger=0)

@@ -1,0 +1,181 @@
+"""Requests under way: tokens of the engine's spans into events on the wire, one write per request and moment. No clock.
+
+An answer's text is made up when the request comes, from the number of its job: the same requests in the same order get the same
+answers, and no two requests the same one.
+"""
+
+from dataclasses import dataclass, field
+
+from kvbench.core import Nanos, Seconds, reply_key
+from kvbench.engine import Done, Job, Machine, Span
+from kvbench.serve import Tokens, Written, shapes
+from kvbench.serve.asks import Ask
+from kvbench.serve.content import Contents, Prompt
+from kvbench.serve.http import Connection
+from kvbench.serve.page import Page, Row
+
+
+def answer_key(job_id: int, choice: int) -> int:
+    """The content key under which the engine generates an answer (engine/batch.py)."""
+    return reply_key(job_id) if choice == 0 else hash((reply_key(job_id), choice))
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer: what it will say, and how far it is. Times are the engine's."""
+
+    written: Written
+    got: int = 0
+    first: Nanos = 0
+    last: Nanos = 0
+
+
+@dataclass(slots=True)
+class Part:
+    """One prompt of a request, which is one job."""
+
+    job: Job
+    prompt: Prompt
+    choices: list[Choice]
+    done: Done | None = None
+
+    def usage(self, block: int) -> tuple[int, int, int, int]:
+        """(prompt tokens, generated, cached, tokens in blocks new to the cache), of a job that is done."""
+        assert self.done is not None
+        n_in, cached = self.done.n_in, self.done.cached
+        return n_in, self.done.n_out, cached, n_in // block * block - cached
+
+
+@dataclass(slots=True)
+class Reply:
+    """One request and the connection that waits for it."""
+
+    ask: Ask
+    head: shapes.Head
+    connection: Connection
+    arrived: Nanos
+    parts: list[Part] = field(default_factory=list)
+    events: list[bytes] = field(default_factory=list)  # not yet on the wire
+
+
+class Replies:
+    """All requests under way. `page` is told of what happens to them; times on it are the clock's, `speed` of the engine's."""
+
+    def __init__(self, machine: Machine, contents: Contents, tokens: Tokens, page: Page, speed: float) -> None:
+        self.machine, self.contents, self.tokens, self.page, self.speed = machine, contents, tokens, page, speed
+        self.live: dict[int, tuple[Reply, Part, int]] = {}  # by job; the part's first index among the request's choices
+        self._touched: dict[int, Reply] = {}  # with events to be written, by identity
+        self._next = 0
+
+    def job(self, ask: Ask, ids: list[int], salt: int) -> Part:
+        """The next job, for one prompt of a request."""
+        number, self._next = self._next, self._next + 1
+        prompt = self.contents.prompt(ids, salt)
+        job = Job(number, prompt.segments, ask.max_tokens, ask.n, salt, ask.priority)
+        opening = ask.api == "chat"
+        choices = [Choice(self.tokens.write(answer_key(number, at), ask.max_tokens, opening)) for at in range(ask.n)]
+        return Part(job, prompt, choices)
+
+    def enter(self, reply: Reply) -> None:
+        """All its jobs are with the engine."""
+        for at, part in enumerate(reply.parts):
+            self.live[part.job.id] = (reply, part, at * reply.ask.n)
+        if reply.ask.stream:
+            reply.connection.begin()
+
+    def deliver(self, span: Span) -> None:
+        for done in span.done:
+            self.live[done.id][1].done = done
+        self.page.generated(len(span.tokens) * len(span.times))
+        for job_id, choice in span.tokens:
+            reply, part, at = self.live[job_id]
+            self._took(reply, part, part.choices[choice], at + choice, span.times)
+        for done in span.done:
+            reply, part, _ = self.live.pop(done.id)
+            self._remember(part)
+            if all(one.done for one in reply.parts):
+                self._finish(reply)
+
+    def _took(self, reply: Reply, part: Part, choice: Choice, index: int, times: list[Nanos]) -> None:
+        begin = choice.got
+        choice.got += len(times)
+        self._time(reply, part, choice, times)
+        if not reply.ask.stream:
+            return
+        head, count, texts = reply.head, reply.ask.max_tokens, choice.written.texts
+        if not begin and reply.ask.api == "chat":
+            self._say(reply, head.opening(index), part, 0)
+        for at in range(begin, choice.got):
+            self._say(reply, head.token(index, texts[at], at + 1 == count), part, at + 1)
+
+    def _time(self, reply: Reply, part: Part, choice: Choice, times: list[Nanos]) -> None:
+        """Tell the page of tokens at `times`, the last of those that `choice` has by now."""
+        if choice.got == len(times):
+            choice.first = choice.last = times[0]
+            self.page.first((times[0] - reply.arrived) / self.speed / 1e9)
+            if not any(one.got for one in part.choices if one is not choice):
+                done = part.done or self.machine.progress(part.job.id)
+                self.page.prompt(done.n_in, done.cached)
+            times = times[1:]
+        for time in times:
+            self.page.gap((time - choice.last) / self.speed / 1e9)
+            choice.last = time
+
+    def _say(self, reply: Reply, fields: dict[str, object], part: Part, completion: int) -> None:
+        if reply.ask.running_usage:
+            fields["usage"] = shapes.running_usage(part.prompt.tokens, completion)
+        reply.events.append(shapes.event(fields))
+        self._touched[id(reply)] = reply
+
+    def _remember(self, part: Part) -> None:
+        """Its answers may come back in a later prompt."""
+        for at, choice in enumerate(part.choices):
+            self.contents.answered(part.prompt, answer_key(part.job.id, at), choice.written.ids[: choice.got])
+
+    def _finish(self, reply: Reply) -> None:
+        ask = reply.ask
+        counts = [part.usage(self.contents.block) for part in reply.parts]
+        prompt, completion, cached, created = (sum(column) for column in zip(*counts, strict=True))
+        told = created if ask.api == "chat" else None
+        for part in reply.parts:
+            self._record(reply, part)
+        if ask.stream:
+            if ask.usage:
+                reply.events.append(shapes.event(reply.head.counted(shapes.streamed_usage(prompt, completion, cached, told))))
+            reply.events.append(shapes.DONE)
+            self._touched[id(reply)] = reply
+        else:
+            texts = ["".join(choice.written.texts) for part in reply.parts for choice in part.choices]
+            reply.connection.respond(200, reply.head.whole(texts, shapes.whole_usage(prompt, completion, cached, told)))
+
+    def flush(self) -> None:
+        """Write what has gathered, and end the streams that are whole."""
+        touched, self._touched = self._touched, {}
+        for reply in touched.values():
+            events, reply.events = b"".join(reply.events), []
+            reply.connection.send(events)
+            if all(part.done for part in reply.parts):
+                reply.connection.end()
+
+    def _record(self, reply: Reply, part: Part) -> None:
+        """A job is over: its row of the page's histograms."""
+        done, last = part.done, max(choice.last for choice in part.choices)
+        assert done is not None
+        scale = 1e9 * self.speed
+        decode = [(choice.last - choice.first) / scale for choice in part.choices]
+        per_token = [seconds / (choice.got - 1) for seconds, choice in zip(decode, part.choices, strict=True) if choice.got > 1]
+        self.page.ended(Row(
+            prompt=done.n_in, generated=[choice.got for choice in part.choices], n=reply.ask.n, asked=reply.ask.max_tokens,
+            computed=done.n_in - done.cached, preempted=done.preempted, whole=(last - reply.arrived) / scale, decode=decode,
+            per_token=per_token,
+        ))  # fmt: skip
+
+    def drop(self, reply: Reply, now: Seconds) -> None:
+        """Its client has gone: cancel what is left of it at `now`, which the engine has been advanced to."""
+        self._touched.pop(id(reply), None)
+        for part in reply.parts:
+            if part.job.id in self.live:
+                self._remember(part)
+                del self.live[part.job.id]
+                self.machine.cancel(part.job.id, now)
+                self.page.aborted()

@@ -1,0 +1,68 @@
+"""Modelled power against sums by hand."""
+
+import pytest
+
+from kvbench.core import Sample
+from kvbench.engine import Job, Step
+from kvbench.engine.cost import Roofline
+from kvbench.engine.energy import MEMORY, Meter
+from kvbench.engine.engine import Engine
+from kvbench.profile import load_engine, load_hardware, load_model
+from kvbench.report.energy import energy
+
+PARTS = load_model("llama-3.1-8b"), load_hardware("rtx-4090"), load_engine("vllm")
+
+
+def test_a_step_draws_its_compute_and_half_its_memory_time() -> None:
+    roofline = Roofline(*PARTS)
+    meter = Meter(PARTS[1], roofline)
+    step = Step((), 1, 1000, 1)
+    terms = roofline.terms(step)
+    moving = terms.weights + terms.decode_attention + terms.activations
+    assert meter.joules(step, terms.total) == pytest.approx((450 - 25) * (terms.compute + MEMORY * moving))
+    assert meter.joules(Step(((2048, 0),), 0, 0, 1), 1e-6) == pytest.approx((450 - 25) * 1e-6)  # never above the board limit
+
+
+def test_idle_time_draws_idle_power_and_the_limit_is_never_passed() -> None:
+    built = Engine(*PARTS)
+    built.advance(100.0)
+    assert built.gauges()["energy"] == pytest.approx(25 * 100)
+    built.submit(Job(0, ((1, 4000),), 200), 100.0)
+    while built.wake() < float("inf"):
+        built.advance(built.wake())
+        assert 25 <= built.gauges()["power"] <= 450 + 1e-3
+    end = built.until / 1e9
+    assert built.gauges()["power"] == 25
+    assert 25 * end < built.gauges()["energy"] < 25 * 100 + 450 * (end - 100)
+
+
+def test_spans_and_single_steps_burn_the_same() -> None:
+    burnt = []
+    for single in (False, True):
+        built = Engine(*PARTS)
+        if single:
+            built.batch.steps_in_room = lambda sequences, most: 1  # type: ignore[method-assign]
+        for number in range(4):
+            built.submit(Job(number, ((number + 1, 300),), 50 + number), 0.0)
+        while built.wake() < float("inf"):
+            built.advance(built.wake())
+        built.advance(10.0)
+        burnt.append(built.gauges()["energy"])
+    assert burnt[0] == pytest.approx(burnt[1], rel=1e-6)
+
+
+def test_hardware_without_power_has_no_energy() -> None:
+    assert "energy" not in Engine(load_model("smollm2-135m"), load_hardware("two-core-cpu"), load_engine("vllm-cpu")).gauges()
+
+
+def test_the_report_divides_the_counter_of_the_interval() -> None:
+    samples = [Sample(t=float(t), name="energy_total", value=100.0 * t, source="target") for t in range(31)]
+    samples += [Sample(t=float(t), name="power", value=90.0, source="target") for t in range(31)]
+    found = energy(samples, 10.0, 30.0, 500, 4, {"kind": "sim", "idle_power": 25.0})
+    assert found["joules"] == 2000
+    assert found["joules_per_token"] == 4
+    assert found["joules_per_token_without_idle"] == (2000 - 25 * 20) / 500
+    assert found["requests_per_kwh"] == 4 * 3.6e6 / 2000
+    assert found["disagreement"] == pytest.approx(-0.1)
+    assert energy(samples, 10.0, 19.0, 500, 4, {})["reason"] == "the interval is shorter than 10 s"
+    assert energy([], 0.0, 30.0, 500, 4, {})["joules"] is None
