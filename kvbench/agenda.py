@@ -13,7 +13,7 @@ from kvbench.core import Record, Request, Seconds
 from kvbench.endpoint import Http, Sim
 from kvbench.phases import Phase
 from kvbench.problem import Problem
-from kvbench.profile import kv_blocks
+from kvbench.profile import kv_blocks, layout
 from kvbench.scenario import Scenario, ScenarioError
 from kvbench.source import Content, Source
 from kvbench.timetable import Dynamic, Fixed, Prefill
@@ -67,8 +67,12 @@ def capacity(target: Any, spec: Prefill, facts: Mapping[str, Any]) -> tuple[int,
 
 def pool(target: Sim) -> tuple[int, int]:
     """(tokens that the embedded engine's cache holds, tokens of a block), by its profiles."""
-    engine = target.load_engine()
-    return (kv_blocks(target.load_model(), target.load_hardware(), engine) - 1) * engine.block, engine.block  # one is never used
+    model, hardware, engine = target.load_model(), target.load_hardware(), target.load_engine()
+    blocks = kv_blocks(model, hardware, engine) - 1  # one is never used
+    arranged = layout(model, engine.block, hardware.count)
+    if len(arranged.groups) == 1:
+        return blocks * engine.block, engine.block
+    return arranged.tokens(blocks, engine.limit(model), engine.max_num_batched_tokens), engine.block
 
 
 def primed(classes: Mapping[str, Class], content: Literal["own", "shared"]) -> dict[str, Class]:

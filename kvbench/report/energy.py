@@ -1,4 +1,4 @@
-"""Energy of the headline interval: per token and per request, with and without what the devices draw idle. Never of one request."""
+"""Energy of the headline interval: per token and request, with and without what the devices draw idle. Never of one request."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
