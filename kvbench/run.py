@@ -175,6 +175,9 @@ class Run:
         for name, value in self.setup.target.gauges(at).items():
             self.slots.gauge(name, at, value)
             self._tell(Sample(t=at, name=name, value=value, source="target"))
+        for node, read in enumerate(self.setup.target.nodes(at)):
+            for name, value in read.items():
+                self._tell(Sample(t=at, name=name, value=value, source="node", labels={"node": str(node)}))
         self._hear()
 
     def _hear(self) -> None:

@@ -196,6 +196,9 @@ class Machine(Protocol):
     def gauges(self) -> dict[str, float]:
         """Gauges and running totals by name, at the time advanced to."""
 
+    def gauges_by_node(self) -> list[dict[str, float]]:
+        """The same of each node of a cluster; [] where there are no nodes."""
+
     def facts(self) -> dict[str, Any]:
         """What it is, for a run's manifest."""
 

@@ -300,6 +300,9 @@ class Engine:
         """State at the time advanced to, the step in progress included."""
         return readings.gauges(self)
 
+    def gauges_by_node(self) -> list[dict[str, float]]:
+        return []
+
     def facts(self) -> dict[str, Any]:
         return readings.facts(self)
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvbench.engine.node import Node
+from kvbench.engine.readings import LEVELS
 
-SHARES = ("kv_usage", "cached_share", "gpu_memory")
-LEVELS = (*SHARES, "running", "waiting")
+SHARES = ("kv_usage", "cached_share", "gpu_memory", "slot_efficiency")
 OOM = ("kv_too_small", "oom")
 """Why a request failed for lack of cache memory: it can never fit, or it lost its blocks too often."""
 
@@ -43,7 +43,7 @@ class Counts:
         """Keep the running totals of a node's engine, which is about to be lost."""
         if node.up:
             for name, value in node.engine.gauges().items():
-                if name not in LEVELS:
+                if not name.startswith(LEVELS):
                     self.carried[name] = self.carried.get(name, 0.0) + value
 
 

@@ -11,7 +11,7 @@ from kvbench.report.intervals import Floats
 GAUGES = ("kv_usage", "cached_share", "running", "waiting")
 COUNTERS = ("preemptions_total", "hit_tokens_total", "query_tokens_total", "recompute_tokens_total")
 FULL = (0.90, 0.95)  # shares of the pool above which time is counted
-OURS = "kvbench"  # source of the readings that this tool takes of itself
+APART = ("kvbench", "node")  # sources of readings that this tool takes of itself, and of parts whose sum is read too
 
 
 def engine(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def series(samples: Sequence[Sample], name: str) -> dict[str, tuple[Floats, Floa
     """(times, values) of one name per source and labels, in order of time."""
     rows: dict[str, list[tuple[float, float]]] = {}
     for sample in samples:
-        if sample.name == name and sample.value is not None and sample.source != OURS:
+        if sample.name == name and sample.value is not None and sample.source not in APART:
             label = ",".join([sample.source, *(f"{key}={value}" for key, value in sorted(sample.labels.items()))])
             rows.setdefault(label, []).append((sample.t, sample.value))
     return {label: (np.array([t for t, _ in row]), np.array([v for _, v in row])) for label, row in rows.items()}

@@ -27,6 +27,9 @@ class Target(Protocol):
     def gauges(self, now: Seconds) -> dict[str, float]:
         """Called at each control period: kv_usage, running, waiting, ... where the target knows them."""
 
+    def nodes(self, now: Seconds) -> list[dict[str, float]]:
+        """Called with the gauges: the same of each node of a cluster, where the target knows its nodes."""
+
     def events(self) -> list[Event]:
         """Called with the gauges: what happened there since the last call, at its own time on the run's clock."""
 

@@ -117,6 +117,9 @@ class HttpTarget:
         lines = [f"{row['url']}: {row['endpoint']} {row['why']}; the first requests decide" for row in unsure]
         return dict(_blotted({"asked": asked, "servers": rows, "warnings": lines}, self._secrets))
 
+    def nodes(self, now: Seconds) -> list[dict[str, float]]:
+        return []
+
     def events(self) -> list[Event]:
         """What happened at the target since the last call: the proof of a reset."""
         return self._proof.events() if self._proof is not None else []

@@ -32,6 +32,9 @@ class NullTarget:
     def gauges(self, now: Seconds) -> dict[str, float]:
         return {}
 
+    def nodes(self, now: Seconds) -> list[dict[str, float]]:
+        return []
+
     def events(self) -> list[Event]:
         return []
 

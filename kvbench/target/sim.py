@@ -151,7 +151,10 @@ class Sim:
     def gauges(self, now: Seconds) -> dict[str, float]:
         """The engine's gauges at the clock's time (`now` is at most that), counters with the suffix _total."""
         self._pump()
-        return {name if name.startswith(LEVELS) else f"{name}_total": value for name, value in self.engine.gauges().items()}
+        return _named(self.engine.gauges())
+
+    def nodes(self, now: Seconds) -> list[dict[str, float]]:
+        return [_named(node) for node in self.engine.gauges_by_node()]
 
     def events(self) -> list[Event]:
         """The faults that began or ended since the last call, at their own times: {kind, edge, ...} of each."""
@@ -168,6 +171,10 @@ class Sim:
     async def aclose(self) -> None:
         self._timer.close()
         self.engine.close()
+
+
+def _named(gauges: dict[str, float]) -> dict[str, float]:
+    return {name if name.startswith(LEVELS) else f"{name}_total": value for name, value in gauges.items()}
 
 
 def _stamp(record: Record, times: list[Nanos]) -> None:
