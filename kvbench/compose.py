@@ -20,12 +20,14 @@ from kvbench.doubts import blind, overlong
 from kvbench.endpoint import Http, Sim
 from kvbench.engine import Machine
 from kvbench.engine.engine import Engine
+from kvbench.engine.faults import Fault
 from kvbench.engine.log import Log
 from kvbench.engine.tape import Access, Tape
 from kvbench.engine.tiers import build_below
 from kvbench.phases import Phase
 from kvbench.pilot import Controls
 from kvbench.problem import Problem
+from kvbench.profile import Hardware
 from kvbench.scenario import Scenario, ScenarioError
 from kvbench.stop import preallocated
 from kvbench.target import Target, TargetUnreachable
@@ -71,13 +73,20 @@ def build_slos(scenario: Scenario) -> dict[str, dict[str, Seconds]]:
 
 
 def build_machine(spec: Sim, seed: int, listeners: Sequence[Callable[[Access], None]] = ()) -> Machine:
-    """The embedded engine as the target section of a scenario describes it. `listeners` are told of every access to its cache."""
-    tape = Tape() if listeners else None
-    if tape is not None:
-        tape.listeners += listeners
-    model, hardware, engine = spec.load_model(), spec.load_hardware(), spec.load_engine()
-    below = None if spec.tiers is None else build_below(spec.tiers, model, hardware, engine, stopwatch, seed, tape)
-    return Engine(model, hardware, engine, seed, spec.faults, tape, below)
+    """The embedded engine, or a cluster of them, as the target section of a scenario describes it. `listeners` are told of every
+    access to their caches."""
+    model, engine = spec.load_model(), spec.load_engine()
+
+    def one(node: int, hardware: Hardware, seed: int, faults: Sequence[Fault]) -> Engine:
+        tape = Tape(node) if listeners else None
+        if tape is not None:
+            tape.listeners += listeners
+        below = None if spec.tiers is None else build_below(spec.tiers, model, hardware, engine, stopwatch, seed, tape)
+        return Engine(model, hardware, engine, seed, faults, tape, below, spec.load_layers())
+
+    if spec.cluster is not None:
+        return spec.cluster.build(model, spec.hardware, engine, seed, spec.faults, one)
+    return one(0, spec.load_hardware(), seed, spec.faults)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from kvbench.engine.faults import FAULTS, SlowTier
+from kvbench.engine.faults import FAULTS, SlowTier, by_node
+from kvbench.engine.groups import LayersSpec, sizes
+from kvbench.engine.knob import layers_plan, settings
 from kvbench.engine.tiers import TiersSpec
+from kvbench.fleet import ClusterSpec
 from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, load_engine, load_hardware, load_model, names
 from kvbench.spec import OneOf, fault, hint, plain
 from kvbench.target.connection import Timeouts
@@ -46,6 +49,11 @@ class Sim(Spec):
     cache_log: Annotated[Share, Field(gt=0, le=1)] | None = Field(
         None, description="keep the cache's accesses in cache.jsonl, for this share of the blocks"
     )
+    layers: LayersSpec | None = Field(None, description="groups of layers with their own codec, block size and quota")
+    cache_profile_aggressiveness: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="0 saves compute, 1 saves memory: codecs, retention and admission, where not written out"
+    )
+    cluster: ClusterSpec | None = Field(None, description="several engines behind one router; `hardware` is each node's")
     tiers: TiersSpec | None = Field(None, description="what lies under the device's KV memory: host, drives, a remote store")
     faults: Annotated[list[Annotated[Any, OneOf("kind", FAULTS)]], Field(max_length=1000)] = Field(
         [], description="what goes wrong, and when"
@@ -61,16 +69,36 @@ class Sim(Spec):
             except ValueError as error:
                 at = "settings" if key == "engine" and self.settings and self.engine in names("engines") else key
                 fault((at,), str(error))
-        try:
-            kv_blocks(*parts)
-        except ValueError as error:
-            fault(("hardware",), str(error))
+        if self.cluster is None:
+            try:
+                kv_blocks(*parts)
+            except ValueError as error:
+                fault(("hardware",), str(error))
+        self._nodes(*parts)
+        layers = self.load_layers()
+        if layers is not None:
+            try:
+                sizes(layers, *parts)
+            except ValueError as error:
+                fault(("layers", "groups"), str(error))
         tiers = [name for name, tier in self.tiers.named() if tier.bytes > 0] if self.tiers else []
         for number, each in enumerate(self.faults):
             if isinstance(each, SlowTier) and each.tier not in tiers:
                 known = ", ".join(tiers) or "there is none"
                 fault(("faults", number, "tier"), f"{each.tier!r} is no tier of target.tiers ({known})")
         return self
+
+    def _nodes(self, model: Model, hardware: Hardware, engine: EngineProfile) -> None:
+        """The model fits on every node, and faults are for nodes that are there."""
+        try:
+            by_node(self.faults, len(self.cluster.members()) if self.cluster else 1)
+        except ValueError as error:
+            fault(("faults",), str(error))
+        if self.cluster is not None:
+            try:
+                self.cluster.fits(model, self.hardware, engine, self.faults)
+            except ValueError as error:
+                fault(("cluster",), str(error))
 
     def load_model(self) -> Model:
         return load_model(self.model)
@@ -79,7 +107,15 @@ class Sim(Spec):
         return load_hardware(self.hardware)
 
     def load_engine(self) -> EngineProfile:
-        return load_engine(self.engine, **self.settings, **({"block": self.block} if self.block else {}))
+        knob = self.cache_profile_aggressiveness
+        chosen = ({} if knob is None else settings(knob)) | self.settings
+        return load_engine(self.engine, **chosen, **({"block": self.block} if self.block else {}))
+
+    def load_layers(self) -> LayersSpec | None:
+        """The groups as written out, else as the knob has them; None where neither is given."""
+        if self.layers is not None or self.cache_profile_aggressiveness is None:
+            return self.layers
+        return layers_plan(self.cache_profile_aggressiveness, self.load_model().layers)
 
 
 class Http(Spec):

@@ -16,7 +16,8 @@ from kvbench.shape import Experts, Latent, Layers, Model, Profile
 from kvbench.units import Duration, Share, Size, size
 
 __all__ = ["EngineProfile", "Experts", "Hardware", "Kind", "Latent", "Layers", "Model", "Tier", "activation_bytes", "kv_blocks"]
-__all__ += ["kv_groups", "kv_room", "layout", "load_engine", "load_hardware", "load_model", "load_tier", "names", "root"]
+__all__ += ["Profile", "kv_groups", "kv_room", "layout", "load_engine", "load_hardware", "load_model", "load_tier", "names"]
+__all__ += ["read", "root"]
 
 Kind = Literal["models", "hardware", "engines", "tiers", "codecs"]
 
@@ -154,7 +155,7 @@ def _stem(name: str) -> str:
     return re.sub(r"[\s_]+", "-", name.strip().lower())
 
 
-def _read(kind: Kind, name: str) -> dict[str, Any]:
+def read(kind: Kind, name: str) -> dict[str, Any]:
     """The YAML of one profile, its name filled in. ValueError naming the nearest where there is none."""
     stem, known = _stem(name), names(kind)
     if stem not in known:
@@ -166,11 +167,11 @@ def _read(kind: Kind, name: str) -> dict[str, Any]:
 
 
 def load_model(name: str) -> Model:
-    return Model.model_validate(_read("models", name))
+    return Model.model_validate(read("models", name))
 
 
 def load_tier(name: str) -> Tier:
-    return Tier.model_validate(_read("tiers", name))
+    return Tier.model_validate(read("tiers", name))
 
 
 def load_hardware(name: str, count: int | None = None) -> Hardware:
@@ -182,12 +183,12 @@ def load_hardware(name: str, count: int | None = None) -> Hardware:
         if count is not None and count != written:
             raise ValueError(f"hardware {name!r} says {written} devices and count says {count}")
         text, count = match["x"] or match["y"], written
-    return Hardware.model_validate({**_read("hardware", text), "count": 1 if count is None else count})
+    return Hardware.model_validate({**read("hardware", text), "count": 1 if count is None else count})
 
 
 def load_engine(name: str, **overrides: Any) -> EngineProfile:
     """A profile with any of its fields replaced, validated again: load_engine("vllm", block=512)."""
-    data = _read("engines", name)
+    data = read("engines", name)
     for key in overrides:
         if key not in EngineProfile.model_fields or key in ("name", "source"):
             near = difflib.get_close_matches(key, EngineProfile.model_fields, n=1)

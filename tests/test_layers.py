@@ -49,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     },
 }  # fmt: skip
 COMPOSERS = {"scenario", "cli", "__main__", "compose", "spec", "endpoint", "yaml_source", "problem", "forecast", "timetable"}
-COMPOSERS |= {"agenda", "baseline", "doubts", "expected", "plan"}
+COMPOSERS |= {"agenda", "fleet", "baseline", "doubts", "expected", "plan"}
 
 
 def module_name(path: Path) -> str:

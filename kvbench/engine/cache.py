@@ -23,6 +23,7 @@ class Group:
     first: int
     last: int
     bytes: float
+    encode: float = 0.0  # seconds that the step which fills a block pays
     lookups: int = 0  # prompt tokens looked up, once per job at its first admission
     hits: int = 0  # of those, found
 
@@ -213,7 +214,10 @@ class Cache:
             for number in range(table.published, full):
                 key, before = keys[number], parent(number)
                 self._stamp((number + 1) * block)
-                blocks[number] = pool.publish(blocks[number], key, before, number, job)
+                own = blocks[number]
+                blocks[number] = pool.publish(own, key, before, number, job)
+                if blocks[number] == own:
+                    self.debt += self.groups[at].encode
                 if self.below is not None:
                     self.below.stored(at, key, BlockInfo(before, number, block), self._now)
             table.published = full

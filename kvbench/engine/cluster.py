@@ -10,9 +10,9 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from kvbench.core import Nanos, Seconds
 from kvbench.engine import Done, Job, Span
@@ -21,20 +21,10 @@ from kvbench.engine.faults import Edge, Fault, NodeLoss, edges
 from kvbench.engine.heat import Heat
 from kvbench.engine.node import Node, Stage, Task, adopt, keys_of
 from kvbench.engine.router import Router
-from kvbench.engine.state import Counts, gauges, gauges_by_node
+from kvbench.engine.state import Counts, Manners, facts, gauges, gauges_by_node
 from kvbench.engine.store import Line, Store
 
-
 NEVER: Nanos = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class Manners:
-    """What a cluster does when things go wrong. `detect`: how long until a loss is noticed; `refuse_above`: most waiting jobs."""
-
-    on_loss: Literal["retry", "fail"] = "retry"
-    detect: Seconds = 0.0
-    refuse_above: int | None = None
 
 
 class Cluster:
@@ -118,7 +108,7 @@ class Cluster:
     def _put(self, task: Task, node: Node, now: Nanos) -> str | None:
         """Give the task to the node, now or when its KV has arrived. None, or why its engine does not serve it."""
         source, task.source = task.source, None
-        expected = task.job.tokens if node.role == "prefill" else self.routers[task.stage].expected(task.job)
+        expected = 0 if node.role == "prefill" else self.routers[task.stage].expected(task.job)
         coming: tuple[Nanos, int] | None
         if source is not None and source.up and source.losses == task.losses:
             coming = self.mover.handover(task, source, node, now), task.job.tokens
@@ -202,7 +192,7 @@ class Cluster:
         return [self._heard(span, node) for span, node in found]
 
     def _heard(self, span: Span, node: Node) -> Span:
-        """Keep account of a node's span. Returns it as the cluster's: without the ends of jobs that go on elsewhere."""
+        """A node's span as the cluster's: without the ends of jobs that go on elsewhere."""
         node.heard(span)
         ended = [self._ended(node, done, span.times[-1]) for done in span.done]
         return span if ended == span.done else replace(span, done=[done for done in ended if done is not None])
@@ -274,26 +264,24 @@ class Cluster:
 
     def wake(self) -> Seconds:
         """As an engine's. The ends of transfers and what befalls nodes count while there are jobs."""
-        if not self._tasks and not self._failed:
-            return math.inf
         if self._failed:
             return (self._now + 1) / 1e9
-        ends = [node.engine.wake() for node in self.nodes if node.up]
-        return min([*ends, self._events[0][0] / 1e9 if self._events else math.inf])
+        if not self._tasks:
+            return math.inf
+        event = self._events[0][0] / 1e9 if self._events else math.inf
+        return min([event, *(node.engine.wake() for node in self.nodes if node.up)])
+
+    def tick(self) -> Seconds:
+        """As an engine's."""
+        return min([node.engine.tick() for node in self.nodes if node.up], default=math.inf)
 
     def progress(self, job_id: int) -> Done:
         """As an engine's."""
-        task = self._tasks[job_id]
-        if task.node is None or not task.running:
-            return Done(job_id, task.job.tokens, sum(task.begun), task.cached or 0, task.preempted)
-        done = task.node.engine.progress(job_id)
-        cached = done.cached if task.cached is None else task.cached
-        return replace(done, cached=cached, preempted=done.preempted + task.preempted)
+        return self._tasks[job_id].progress()
 
     def gauges(self) -> dict[str, float]:
         """The nodes' gauges together (state.py), and the cluster's own."""
-        store = {} if self.store is None else {"store_usage": len(self.store) / self.store.blocks}
-        return gauges(self.nodes, self.counts, self._waits) | store | self.mover.totals() | self.heat.totals()
+        return gauges(self.nodes, self.counts, self._waits) | self.mover.totals() | self.heat.totals()
 
     def gauges_by_node(self) -> list[dict[str, float]]:
         """Each node's own gauges, by number; `up` is 0 or 1, and alone while the node is down."""
@@ -301,16 +289,7 @@ class Cluster:
 
     def facts(self) -> dict[str, Any]:
         """What it is, for a run's manifest: as the first node's, sums over nodes, and each node."""
-        each = [node.engine.facts() for node in self.nodes]
-        summed = {name: sum(facts[name] for facts in each) for name in ("devices", "blocks", "kv_tokens")}
-        told = [
-            {"role": node.role} | {name: facts[name] for name in ("hardware", *summed)}
-            for node, facts in zip(self.nodes, each, strict=True)
-        ]
-        names = sorted({facts["hardware"] for facts in each})
-        return (
-            each[0] | summed | {"hardware": " + ".join(names), "nodes": told, "faults": [fault.told() for fault in self.faults]}
-        )
+        return facts(self.nodes) | {"faults": [fault.told() for fault in self.faults]}
 
     def reset(self, now: Seconds) -> bool:
         """Empty every prefix cache and the store. False, and nothing done, while blocks of any node are in use."""

@@ -6,12 +6,22 @@ Everything is per device of a tensor-parallel group: weights, heads and FLOPs ar
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvbench.core import Seconds
 from kvbench.engine import Cost, Step
 from kvbench.profile import EngineProfile, Hardware, Model
 
 ACTIVATION_BYTES = 2  # activations are 16-bit whatever the weights are
+
+
+class Stored(NamedTuple):
+    """KV that is not in the model's own form. bytes: per token of context and device; what decoding takes in seconds: in every
+    step that decodes, and per token of context."""
+
+    bytes: float
+    step: float
+    token: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +46,15 @@ class Terms:
 class Roofline:
     """Each part at the slower of its FLOPs and its bytes, parts in sequence."""
 
-    def __init__(self, model: Model, hardware: Hardware, engine: EngineProfile) -> None:
+    def __init__(self, model: Model, hardware: Hardware, engine: EngineProfile, stored: Stored | None = None) -> None:
         self.model, self.hardware, self.engine = model, hardware, engine
         n = hardware.count
         peak = hardware.flops8 if model.weight_bytes == 1 and hardware.flops8 else hardware.flops
         self._flops = peak * hardware.flops_share
         self._attention_flops = hardware.flops * hardware.flops_share
         self._bandwidth = hardware.bandwidth * hardware.bandwidth_share
-        self._kv_bytes = model.kv_token_bytes(n)
+        self._kv_bytes = model.kv_token_bytes(n) if stored is None else stored.bytes
+        self._decode_step = 0.0 if stored is None else stored.step
         self._common = model.common_parameters * model.weight_bytes / n
         self._head = model.head_parameters * model.weight_bytes / n
         # Per pair of a new token and one it attends to. Prefill multiplies full keys and values; latent attention's decode
@@ -53,6 +64,7 @@ class Roofline:
         decode_pair = pair if m is None else model.heads * (2 * m.kv_rank + m.rope_dim)
         self._pair = 2 * model.layers * pair / n
         self._context_seconds = max(2 * model.layers * decode_pair / n / self._attention_flops, self._kv_bytes / self._bandwidth)
+        self._context_seconds += 0.0 if stored is None else stored.token
         inner = model.intermediate
         if model.experts is not None:
             inner = model.experts.intermediate * (model.experts.active + model.experts.shared)
@@ -88,7 +100,7 @@ class Roofline:
             weights=weights,
             linear=linear,
             prefill_attention=prefill,
-            decode_attention=step.context * self._context_seconds,
+            decode_attention=step.context * self._context_seconds + (self._decode_step if step.decodes else 0.0),
             activations=tokens * self._activation,
             communication=self._reduce + tokens * self._reduce_token,
             overhead=self.engine.step_overhead + sequences * self.engine.seq_overhead,

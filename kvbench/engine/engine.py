@@ -12,14 +12,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvbench.core import Nanos, Seconds
-from kvbench.engine import Below, Done, Job, Span, Step, readings
+from kvbench.engine import Below, Cost, Done, Job, Span, Step, readings
 from kvbench.engine.batch import Batch
 from kvbench.engine.cache import Cache, Group
 from kvbench.engine.cost import COSTS, Roofline
 from kvbench.engine.energy import Meter
 from kvbench.engine.evict.policies import POLICIES
 from kvbench.engine.faults import Agenda, Edge, Fault
+from kvbench.engine.groups import LayersSpec, build, sizes
 from kvbench.engine.harm import Harm
+from kvbench.engine.partition import Partition
 from kvbench.engine.pool import Pool
 from kvbench.engine.sequence import Sequence
 from kvbench.engine.steps import Steps
@@ -36,13 +38,13 @@ class Engine:
 
     def __init__(
         self, model: Model, hardware: Hardware, engine: EngineProfile, seed: int = 0, faults: Iterable[Fault] = (),
-        tape: Tape | None = None, below: Below | None = None,
+        tape: Tape | None = None, below: Below | None = None, layers: LayersSpec | None = None,
     ) -> None:  # fmt: skip
         if engine.policy not in POLICIES:
             raise ValueError(f"policy {engine.policy!r} is unknown: one of {', '.join(POLICIES)}")
         self.model, self.hardware, self.profile = model, hardware, engine
         self.blocks = kv_blocks(model, hardware, engine)
-        self.cost = COSTS["roofline"](model, hardware, engine)
+        self.cost: Cost = COSTS["roofline"](model, hardware, engine)
         powered = hardware.idle is not None and hardware.power is not None
         self.meter = Meter(hardware, Roofline(model, hardware, engine)) if powered else None
         self.memory = readings.memory(model, hardware, engine, self.blocks)
@@ -53,8 +55,13 @@ class Engine:
             retain=round(engine.retain * 1e9),
             tape=tape,
         )
-        group = Group("all", self.pool, 1, model.layers, engine.block * model.kv_token_bytes(hardware.count))
-        self.cache = Cache([group], below, tape, retain_tokens=engine.retain_tokens)
+        groups = [Group("all", self.pool, 1, model.layers, engine.block * model.kv_token_bytes(hardware.count))]
+        if layers is not None:
+            sized = sizes(layers, model, hardware, engine)
+            groups, stored = build(sized, engine, lambda blocks: POLICIES[engine.policy](blocks, seed), tape)
+            self.cost, self.pool = Roofline(model, hardware, engine, stored), groups[0].pool
+        self.partition = Partition(groups, layers) if layers is not None and layers.partition == "dynamic" else None
+        self.cache = Cache(groups, below, tape, retain_tokens=engine.retain_tokens)
         self.batch = Batch(self.cache, engine)
         self._jobs: dict[int, list[Sequence]] = {}  # job id -> its choices that have not ended
         self._ended: dict[int, tuple[int, int]] = {}  # job id -> tokens and preemptions of choices that have
@@ -100,6 +107,8 @@ class Engine:
             return "empty"
         if total > self.profile.limit(self.model):
             return "context_too_long"
+        if self.partition is not None:
+            self.partition.longest = max(self.partition.longest, min(total, self.cache.usable_tokens()))
         return "kv_too_small" if total - 1 > self.cache.usable_tokens() else None  # the last token is sampled and never cached
 
     def cancel(self, job_id: int, now: Seconds) -> None:
@@ -186,6 +195,8 @@ class Engine:
         """The next steps, from _clock. None while everything is being loaded, and where no job can have its blocks, which takes a
         fault that holds them: `_loading` or `_blocked` is set then."""
         self.cache.now = self._clock
+        if self.partition is not None:
+            self.partition.look(self._clock)
         plan = self.batch.plan()
         while plan.preempted and not plan.work:  # the last one running had to go: it may come back with a smaller first chunk
             plan = self.batch.plan()

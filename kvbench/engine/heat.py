@@ -1,8 +1,8 @@
 """What a cluster does with content nobody is using, by how long ago it was used: warm content of full nodes is copied to nodes
 with room, cold content goes to the store. Both in the background, one at a time, and only while their lines are free.
 
-The unit is a *context*: prompt and answer of a job that ended, as a chain of blocks. A copy leaves the original where it is: being
-the least recently used, it is what the full node evicts next.
+The unit is a *context*: prompt and answer of a job that ended, as a chain of blocks. A copy leaves the original where it is:
+being the least recently used, it is what the full node evicts next.
 """
 
 from collections import OrderedDict

@@ -1,11 +1,11 @@
 """One replica inside a cluster: its engine, the jobs the cluster sent it, and what a router may ask of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvbench.core import Nanos, Seconds, reply_key
-from kvbench.engine import Job, Span, Step
+from kvbench.engine import Done, Job, Span, Step
 from kvbench.engine.batch import ENDLESS
 from kvbench.engine.cache import Cache, Holding
 from kvbench.engine.engine import Engine
@@ -32,7 +32,7 @@ class Task:
     begun: tuple[int, ...] = ()  # answer tokens of each choice from nodes it has left; () before the first
     cached: int | None = None  # prompt tokens found at its first admission, once it has left that node
     preempted: int = 0  # on nodes it has left
-    expected: int = 0  # tokens by which it counts in its node's `committed`
+    growth: int = 0  # answer tokens that are expected of it still, as its router expected them
     ahead: int = 0  # tokens to compute before its next one, by which it counts in its node's `backlog`
 
     @property
@@ -40,13 +40,21 @@ class Task:
         """Answer tokens that the choice furthest ahead had from nodes it has left."""
         return max(self.begun, default=0)
 
+    def progress(self) -> Done:
+        """The job so far, over all nodes it was on."""
+        if self.node is None or not self.running:
+            return Done(self.job.id, self.job.tokens, sum(self.begun), self.cached or 0, self.preempted)
+        done = self.node.engine.progress(self.job.id)
+        cached = done.cached if self.cached is None else self.cached
+        return replace(done, cached=cached, preempted=done.preempted + self.preempted)
+
 
 @dataclass(slots=True, eq=False)
 class Node:
     """`build` makes its engine, again after a loss. `out` and `into` are its lines to other nodes.
 
-    `up`: it works; `known`: the cluster believes so. committed and backlog: tokens that its tasks are expected to hold at their
-    ends, and to compute before their first token here.
+    `up`: it works; `known`: the cluster believes so. backlog and growth: prompt tokens that its tasks have to compute before
+    their first token here, and answer tokens that are expected of them still.
     """
 
     number: int
@@ -59,9 +67,10 @@ class Node:
     known: bool = True
     losses: int = 0
     tasks: dict[int, Task] = field(default_factory=dict)
-    committed: int = 0
     backlog: int = 0
+    growth: int = 0
     sequences: int = 0
+    taken: int = 0  # tasks so far
     prefill_rate: float = field(init=False)  # tokens/s of a full budget of one prompt
 
     def __post_init__(self) -> None:
@@ -84,6 +93,11 @@ class Node:
         return self.cache.share("referenced") * self.tokens
 
     @property
+    def committed(self) -> float:
+        """KV memory, in tokens, that live requests hold or are expected to need; shared content counts once."""
+        return self.held + self.backlog + self.growth
+
+    @property
     def empty(self) -> int:
         """KV memory without content, in tokens: the fullest pool's."""
         return min(pool.empty * pool.tokens for pool in self.cache.pools)
@@ -103,27 +117,30 @@ class Node:
 
     def take(self, task: Task, expected: int, there: int) -> None:
         """The task is the node's from now on. `there`: tokens of its prompt that need not be computed here."""
-        task.node, task.expected, task.ahead = self, expected, max(0, task.job.tokens + task.got - there)
+        task.node, task.growth, task.ahead = self, expected, max(0, task.job.tokens + task.got - there)
         self.tasks[task.job.id] = task
-        self.committed += task.expected
+        self.taken += 1
+        self.growth += task.growth
         self.backlog += task.ahead
         self.sequences += task.job.n
 
     def drop(self, task: Task) -> None:
         """The task is no longer here: it ended, left, or was lost. The engine has been told, or is gone."""
         del self.tasks[task.job.id]
-        self.committed -= task.expected
+        self.growth -= task.growth
         self.backlog -= task.ahead
         self.sequences -= task.job.n
-        task.node, task.running, task.expected, task.ahead = None, False, 0, 0
+        task.node, task.running, task.growth, task.ahead = None, False, 0, 0
 
     def heard(self, span: Span) -> None:
-        """Tasks that received a token here have nothing queued before it any more."""
-        if self.backlog:
+        """Tasks that received tokens here have nothing queued before them, and so many fewer to come."""
+        if self.backlog or self.growth:
             for job_id, _ in span.tokens:
                 task = self.tasks[job_id]
+                grown = min(task.growth, len(span.times))
                 self.backlog -= task.ahead
-                task.ahead = 0
+                self.growth -= grown
+                task.ahead, task.growth = 0, task.growth - grown
 
     def lose(self) -> None:
         """Everything on the node is gone: its cache, and what its jobs had computed. The answers so far are not."""
@@ -147,7 +164,7 @@ class Node:
         """Assert that tasks, counts and engine agree, and the engine's invariants. Slow: for tests."""
         tasks = self.tasks.values()
         assert all(task.node is self for task in tasks), "a task of another node"
-        assert self.committed == sum(task.expected for task in tasks), "committed is miscounted"
+        assert self.growth == sum(task.growth for task in tasks), "growth is miscounted"
         assert self.backlog == sum(task.ahead for task in tasks), "backlog is miscounted"
         assert self.sequences == sum(task.job.n for task in tasks), "sequences are miscounted"
         if self.up:

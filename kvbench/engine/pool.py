@@ -44,6 +44,7 @@ class Pool:
         self._key: list[Key | None] = [None] * blocks
         self._refs = [0] * blocks
         self._empty = list(range(blocks - 1, 0, -1))  # a stack: what was freed last is taken first
+        self._gone: list[int] = []  # blocks that `resize` took away
         self._referenced = 0
         self._claimed = 0  # blocks that faults want
         self._held: list[int] = []  # of those, what they have: fewer only while nothing is free
@@ -194,6 +195,25 @@ class Pool:
                     self._empty.append(block)
                 else:
                     self.policy.free(key)
+        if self._claimed > len(self._held):
+            self._collect()
+
+    def resize(self, usable: int) -> None:
+        """Have `usable` blocks from now on. Empty blocks leave first, then cached ones. RuntimeError where too few are free."""
+        if usable < self.usable - self.free:
+            raise RuntimeError(f"{usable} usable blocks asked for, {self._referenced} are referenced")
+        while self.usable > usable:
+            self._gone.append(self._empty.pop() if self._empty else self._evict())
+            self.usable -= 1
+        while self.usable < usable:
+            if self._gone:
+                self._empty.append(self._gone.pop())
+            else:
+                self._empty.append(len(self._refs))
+                self._refs.append(0)
+                self._key.append(None)
+                self._born.append(0)
+            self.usable += 1
         if self._claimed > len(self._held):
             self._collect()
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from kvbench.engine.cache import Cache
 from kvbench.profile import EngineProfile, Hardware, Model, kv_room
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ LEVELS: tuple[str, ...] = (
 def gauges(engine: "Engine") -> dict[str, float]:
     """State at the time advanced to, the step in progress included. Shares are of the usable blocks' bytes (docs/metrics.md)."""
     counters, batch, cache = engine.batch.counters, engine.batch, engine.cache
-    found = {} if engine.memory is None else {"gpu_memory": engine.memory}
+    found: dict[str, float] = {} if engine.memory is None else {"gpu_memory": engine.memory}
     found |= {
         "kv_usage": cache.share("referenced"),
         "cached_share": cache.share("index"),
@@ -31,6 +32,10 @@ def gauges(engine: "Engine") -> dict[str, float]:
         "recompute_tokens": float(counters.recompute),
         "computed_tokens": float(counters.computed),
     }
+    if len(cache.groups) > 1:
+        found |= groups(cache)
+    if engine.partition is not None:
+        found["partition_moves"] = float(engine.partition.moves)
     for fault in engine.faults:
         found |= fault.gauges(engine)
     if engine.meter is not None:
@@ -39,6 +44,17 @@ def gauges(engine: "Engine") -> dict[str, float]:
         found |= cache.below.gauges(engine.until)
     efficiency = slot_efficiency(engine)
     return found if efficiency is None else found | {"slot_efficiency": efficiency}
+
+
+def groups(cache: Cache) -> dict[str, float]:
+    """Per layer group: blocks referenced / usable, share of the pools' bytes, prompt tokens looked up and found."""
+    total = sum(group.pool.usable * group.bytes for group in cache.groups)
+    found: dict[str, float] = {}
+    for group in cache.groups:
+        name, pool = group.name, group.pool
+        found |= {f"kv_usage_{name}": pool.referenced / pool.usable, f"quota_{name}": pool.usable * group.bytes / total}
+        found |= {f"lookup_tokens_{name}": float(group.lookups), f"hit_tokens_{name}": float(group.hits)}
+    return found
 
 
 def slot_efficiency(engine: "Engine") -> float | None:

@@ -1,7 +1,7 @@
 """Which node of a cluster serves a job: the contract, and the routers by the name that a scenario gives them.
 
-A router sees nodes as a front end does: what it sent them and what they report. `committed` of a node is the KV memory, in
-tokens, that its live jobs are expected to hold at their ends, as this router expected it when it sent them.
+A router sees nodes as a front end does: what it sent them and what they report. What it expects of a job's answer counts in the
+node's `growth` and `committed` until those tokens have come.
 """
 
 import bisect
@@ -27,7 +27,7 @@ class Router(Protocol):
         """The node for `task`, one of `nodes` (at least one, by number, all believed to be up). None: it waits in the cluster."""
 
     def expected(self, job: Job) -> int:
-        """Tokens of KV memory that the job is expected to hold at its end, over all its choices."""
+        """Answer tokens expected of the job, over all its choices; 0 where nothing is."""
 
     def ended(self, job: Job, tokens: int) -> None:
         """A job received its last token: `tokens` of them per choice."""
@@ -43,10 +43,10 @@ class Routing(BaseModel):
 
 
 class _Blind:
-    """Expects nothing beyond the prompt, learns nothing."""
+    """Expects nothing, learns nothing."""
 
     def expected(self, job: Job) -> int:
-        return job.tokens
+        return 0
 
     def ended(self, job: Job, tokens: int) -> None:
         return None
@@ -82,7 +82,8 @@ class _Fewest(_Blind):
 
 
 class PrefixAffine(Routing):
-    """Dynamo's cost: `weight` x prompt tokens to compute + tokens of live requests; the cheapest node, of several the first."""
+    """Dynamo's cost: `weight` x prompt tokens to compute + tokens of live requests. The cheapest;
+    of equals the node that had fewest so far."""
 
     weight: Annotated[float, Field(ge=0, le=1000)] = Field(1.0, description="of a prompt token that must be computed")
 
@@ -95,8 +96,8 @@ class _Affine(_Blind):
         self.weight = weight
 
     def choose(self, task: "Task", nodes: "Sequence[Node]") -> "Node":
-        def cost(node: "Node") -> float:
-            return self.weight * (task.job.tokens - node.found(task)) + max(node.committed, node.held)
+        def cost(node: "Node") -> tuple[float, int]:
+            return self.weight * (task.job.tokens - node.found(task)) + node.committed, node.taken
 
         return min(nodes, key=cost)
 
@@ -140,7 +141,7 @@ class LoadAware(Routing):
     there is none it waits in the cluster, first come first served."""
 
     threshold: Annotated[Share, Field(gt=0, le=1)] = Field(
-        0.9, description="of a node's KV memory: what live requests are expected to hold at their ends stays below"
+        0.9, description="of a node's KV memory: what live requests hold and are expected to need stays below"
     )
     prior: Annotated[int, Field(ge=1, le=10**6)] = Field(256, description="answer tokens expected before any answer has ended")
 
@@ -149,7 +150,7 @@ class LoadAware(Routing):
 
 
 class _Load:
-    """Predicts a job's time on a node: the prefill queued there and its own, then its answer at the pace of the batch it joins."""
+    """Predicts a job's time on a node: the prefill queued there and its own, then its answer at the pace of the batch joined."""
 
     WEIGHT = 8  # answers that the prior counts for
 
@@ -163,25 +164,25 @@ class _Load:
         return (self.WEIGHT * self.prior + tokens) / (self.WEIGHT + count)
 
     def expected(self, job: Job) -> int:
-        return job.tokens + job.n * round(self.answer(job))
+        return job.n * round(self.answer(job))
 
     def ended(self, job: Job, tokens: int) -> None:
         count, total = self._answers.get(job.cls, (0, 0))
         self._answers[job.cls] = count + 1, total + tokens
 
     def choose(self, task: "Task", nodes: "Sequence[Node]") -> "Node | None":
-        need = self.expected(task.job)
-        open_ = [node for node in nodes if not node.tasks or self._has_room(node, need, task.job.n)]
-        return min(open_, key=lambda node: self._seconds(node, task, need)) if open_ else None
+        found = {node.number: node.found(task) for node in nodes}
+        total = task.job.tokens + task.got + self.expected(task.job)
+        open_ = [node for node in nodes if not node.tasks or self._has_room(node, total - found[node.number], task.job.n)]
+        return min(open_, key=lambda node: (self._seconds(node, task, found[node.number], total), node.taken)) if open_ else None
 
     def _has_room(self, node: "Node", need: int, choices: int) -> bool:
-        fits = max(node.committed, node.held) + need <= self.threshold * node.tokens
-        return fits and node.sequences + choices <= node.most_sequences
+        return node.committed + need <= self.threshold * node.tokens and node.sequences + choices <= node.most_sequences
 
-    def _seconds(self, node: "Node", task: "Task", need: int) -> Seconds:
+    def _seconds(self, node: "Node", task: "Task", found: int, total: int) -> Seconds:
         job, decodes = task.job, node.sequences + task.job.n
-        prefill = (node.backlog + max(0, job.tokens + task.got - node.found(task))) / node.prefill_rate
-        step = node.engine.cost.seconds(Step((), decodes, round(max(node.committed, node.held)) + need, decodes))
+        prefill = (node.backlog + max(0, job.tokens + task.got - found)) / node.prefill_rate
+        step = node.engine.cost.seconds(Step((), decodes, round(node.committed) + total, decodes))
         return prefill + step * max(1.0, self.answer(job) - task.got)
 
 

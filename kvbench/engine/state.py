@@ -2,13 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from kvbench.core import Seconds
 from kvbench.engine.node import Node
 from kvbench.engine.readings import LEVELS
 
 SHARES = ("kv_usage", "cached_share", "gpu_memory", "slot_efficiency")
 OOM = ("kv_too_small", "oom")
 """Why a request failed for lack of cache memory: it can never fit, or it lost its blocks too often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """What a cluster does when things go wrong. `detect`: how long until a loss is noticed; `refuse_above`: most waiting jobs."""
+
+    on_loss: Literal["retry", "fail"] = "retry"
+    detect: Seconds = 0.0
+    refuse_above: int | None = None
 
 
 @dataclass(slots=True)
@@ -62,7 +73,7 @@ def gauges(nodes: Sequence[Node], counts: Counts, held: int) -> dict[str, float]
     total = dict(counts.carried)
     for node, read in each:
         for name, value in read.items():
-            total[name] = total.get(name, 0.0) + (value * node.tokens / memory if name in SHARES else value)
+            total[name] = total.get(name, 0.0) + (value * (node.tokens / memory) if name in SHARES else value)
     usage = [read["kv_usage"] for _, read in each]
     total["waiting"] = total.get("waiting", 0.0) + held
     return total | {
@@ -74,3 +85,14 @@ def gauges(nodes: Sequence[Node], counts: Counts, held: int) -> dict[str, float]
         "oom": float(counts.oom),
         "retried": float(counts.retried),
     }
+
+
+def facts(nodes: Sequence[Node]) -> dict[str, Any]:
+    """As the first node's, with the sums over nodes, and under `nodes` what each is."""
+    each = [node.engine.facts() for node in nodes]
+    summed = {name: sum(told[name] for told in each) for name in ("devices", "blocks", "kv_tokens")}
+    kinds = list(dict.fromkeys(told["hardware"] for told in each))
+    own = [
+        {name: told[name] for name in ("hardware", *summed)} | {"role": node.role} for node, told in zip(nodes, each, strict=True)
+    ]
+    return each[0] | summed | {"hardware": " + ".join(kinds), "nodes": own}

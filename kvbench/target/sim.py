@@ -21,6 +21,7 @@ REFUSALS = {
     "context_too_long": "prompt and answer are longer than the model's context",
     "kv_too_small": "prompt and answer need more KV blocks than the pool has",
     "refused": "refused by a fault of the scenario (target.faults)",
+    "node_lost": "the node that worked on it was lost (a fault of the scenario)",
     "full": "refused: max_waiting requests wait already (target.settings)",
 }
 
@@ -139,8 +140,11 @@ class Sim:
         live = self._live.pop(done.id)
         record = live.record
         self._count(record, done)
-        record.done_ns = record.end_ns = at
-        record.outcome, record.finish = "ok", "length"
+        record.end_ns = at
+        if done.failed:
+            record.outcome, record.cause, record.error = "failed", done.failed, REFUSALS[done.failed]
+        else:
+            record.done_ns, record.outcome, record.finish = at, "ok", "length"
         if not live.over.done():
             live.over.set_result(None)
 
