@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from kvbench.core import Nanos, Seconds, Segment
 
 if TYPE_CHECKING:
-    from kvbench.engine.cache import Group
     from kvbench.engine.faults import Edge
+    from kvbench.engine.holding import Group
 
 Key = int
 """Content hash of a block: of everything from the start of the sequence to the block's last token."""

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from kvbench.core import Nanos, reply_key
 from kvbench.engine import Job
-from kvbench.engine.cache import Cache, Found
+from kvbench.engine.cache import Cache
+from kvbench.engine.holding import Found
 from kvbench.engine.sequence import ORDERS, VICTIMS, Queue, Sequence
 from kvbench.profile import EngineProfile
 

@@ -5,74 +5,13 @@ it; where some groups have more, only the layers up to the highest missing one a
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from kvbench.core import Nanos, Segment
 from kvbench.engine import Below, BlockInfo
 from kvbench.engine.chain import Chain, root
+from kvbench.engine.holding import Found, Group, Holding, Table
 from kvbench.engine.pool import NOTHING, Pool
 from kvbench.engine.tape import Tape
-
-
-@dataclass(slots=True)
-class Group:
-    """Layers `first` to `last` (counted from 1) in one pool. A block holds `pool.tokens` tokens of them in `bytes` bytes."""
-
-    name: str
-    pool: Pool
-    first: int
-    last: int
-    bytes: float
-    encode: float = 0.0  # seconds that the step which fills a block pays
-    lookups: int = 0  # prompt tokens looked up, once per job at its first admission
-    hits: int = 0  # of those, found
-
-
-class Table:
-    """What one sequence holds of one group."""
-
-    __slots__ = ("blocks", "chain", "published")
-
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
-        self.blocks: list[int] = []
-        self.published = 0  # leading blocks that are in the pool's index
-
-
-class Holding:
-    """What one sequence holds of every group."""
-
-    __slots__ = ("edge", "job", "partial", "sought", "tables")
-
-    def __init__(self, tables: list[Table], job: int) -> None:
-        self.tables = tables
-        self.job = job
-        self.edge = 1  # the next number of tokens that takes a new block or fills one
-        self.partial: list[tuple[int, float]] = []  # (up to this token, share of the layers to compute), beyond what was found
-        self.sought = False  # what lies below has been told that it waits
-
-    def share(self, start: int, stop: int) -> float:
-        """Mean share of the layers to compute for tokens [start, stop)."""
-        work, at = 0.0, start
-        for upto, share in self.partial:
-            if upto > at:
-                end = min(upto, stop)
-                work += share * (end - at)
-                at = end
-            if at == stop:
-                break
-        return (work + stop - at) / (stop - start)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """How much of a prompt is there. tokens: a prefix that every group has, on the device or below; of those `below` are not on
-    the device. counts: leading blocks per group on the device; lower: blocks per group after those that come up from below."""
-
-    tokens: int
-    below: int
-    counts: tuple[int, ...]
-    lower: tuple[int, ...]
 
 
 class Cache:
@@ -232,7 +171,7 @@ class Cache:
     def release(self, holding: Holding, tokens: int) -> None:
         """Give back everything; `tokens` are the sequence's computed ones. What it published stays resident."""
         for group, table in zip(self.groups, holding.tables, strict=True):
-            group.pool.release(table.blocks, _valid(table, tokens, group.pool.tokens) if self.tape is not None else NOTHING)
+            group.pool.release(table.blocks, table.valid(tokens, group.pool.tokens) if self.tape is not None else NOTHING)
             if tokens < self.retain_tokens:
                 group.pool.discard(table.chain.keys[: table.published])
             table.blocks, table.published = [], 0
@@ -330,9 +269,3 @@ class Cache:
                 assert table.published <= len(table.blocks), "more blocks published than held"
                 resident = [group.pool.index.get(key) for key in table.chain.keys[: table.published]]
                 assert resident == table.blocks[: table.published], "a published block is not the index's"
-
-
-def _valid(table: Table, tokens: int, block: int) -> dict[int, int]:
-    """Valid tokens in the blocks of `table` that are not full, of a sequence with `tokens` tokens."""
-    loose = range(table.published, len(table.blocks))
-    return {table.blocks[at]: max(0, min(block, tokens - at * block)) for at in loose}

@@ -14,13 +14,14 @@ from typing import Any
 from kvbench.core import Nanos, Seconds
 from kvbench.engine import Below, Cost, Done, Job, Span, Step, readings
 from kvbench.engine.batch import Batch
-from kvbench.engine.cache import Cache, Group
+from kvbench.engine.cache import Cache
 from kvbench.engine.cost import COSTS, Roofline
 from kvbench.engine.energy import Meter
 from kvbench.engine.evict.policies import POLICIES
 from kvbench.engine.faults import Agenda, Edge, Fault
 from kvbench.engine.groups import LayersSpec, build, sizes
 from kvbench.engine.harm import Harm
+from kvbench.engine.holding import Group
 from kvbench.engine.partition import Partition
 from kvbench.engine.pool import Pool
 from kvbench.engine.sequence import Sequence

@@ -10,9 +10,9 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvbench.engine import Policy
-from kvbench.engine.cache import Group
 from kvbench.engine.codec import Codec, load_codec
 from kvbench.engine.cost import Stored
+from kvbench.engine.holding import Group
 from kvbench.engine.pool import Pool
 from kvbench.engine.tape import Tape
 from kvbench.profile import EngineProfile, Hardware, Model, kv_groups, kv_room

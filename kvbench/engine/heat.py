@@ -12,7 +12,7 @@ from functools import partial
 
 from kvbench.core import Nanos
 from kvbench.engine import Key
-from kvbench.engine.cache import Holding
+from kvbench.engine.holding import Holding
 from kvbench.engine.node import Node, adopt, resident
 from kvbench.engine.store import Line, Store
 

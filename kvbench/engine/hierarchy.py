@@ -15,7 +15,7 @@ from kvbench.engine.stack import Stack
 from kvbench.engine.store import Line
 
 if TYPE_CHECKING:
-    from kvbench.engine.cache import Group
+    from kvbench.engine.holding import Group
     from kvbench.engine.pool import Pool
 
 

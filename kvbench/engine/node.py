@@ -7,8 +7,9 @@ from typing import Literal
 from kvbench.core import Nanos, Seconds, reply_key
 from kvbench.engine import Done, Job, Span, Step
 from kvbench.engine.batch import ENDLESS
-from kvbench.engine.cache import Cache, Holding
+from kvbench.engine.cache import Cache
 from kvbench.engine.engine import Engine
+from kvbench.engine.holding import Holding
 from kvbench.engine.store import Line
 
 Role = Literal["mixed", "prefill", "decode"]

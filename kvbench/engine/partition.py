@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from kvbench.core import Nanos
-from kvbench.engine.cache import Group
 from kvbench.engine.groups import LayersSpec
+from kvbench.engine.holding import Group
 
 LEAST = 0.1  # share of its first quota that a group always keeps
 APART = 0.05  # a giver that is below the floor itself hits at least so much more often

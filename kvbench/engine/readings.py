@@ -78,7 +78,12 @@ def slot_efficiency(engine: "Engine") -> float | None:
 def facts(engine: "Engine") -> dict[str, Any]:
     """What it is, for a run's manifest."""
     below = engine.cache.below
-    return ({} if below is None else {"tiers": below.facts()}) | {
+    found: dict[str, Any] = {} if below is None else {"tiers": below.facts()}
+    groups = engine.cache.groups
+    if len(groups) > 1:
+        named = [{name: getattr(group, name) for name in ("name", "first", "last", "bytes")} for group in groups]
+        found["groups"] = [told | {"blocks": group.pool.usable} for told, group in zip(named, groups, strict=True)]
+    return found | {
         "kind": "sim",
         "model": engine.model.name,
         "hardware": engine.hardware.name,
@@ -87,8 +92,8 @@ def facts(engine: "Engine") -> dict[str, Any]:
         "max_context": engine.profile.limit(engine.model),
         "blocks": engine.blocks - 1,  # usable: one is the null block, as in vLLM
         "block_tokens": engine.profile.block,
-        "kv_tokens": (engine.blocks - 1) * engine.profile.block,
-        "kv_bytes_per_token": engine.model.kv_token_bytes(engine.hardware.count) * engine.hardware.count,
+        "kv_tokens": engine.cache.usable_tokens(),
+        "kv_bytes_per_token": sum(group.bytes / group.pool.tokens for group in groups) * engine.hardware.count,
         "idle_power": engine.meter.idle if engine.meter is not None else None,
         "gpu_memory_utilization": engine.profile.preallocates,
         "faults": [fault.told() for fault in engine.faults],

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Row
 
 from kvbench.core import Nanos
 from kvbench.engine import Job
-from kvbench.engine.cache import Holding
+from kvbench.engine.holding import Holding
 
 
 class Sequence:
