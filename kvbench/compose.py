@@ -81,7 +81,8 @@ def build_machine(spec: Sim, seed: int, listeners: Sequence[Callable[[Access], N
         tape = Tape(node) if listeners else None
         if tape is not None:
             tape.listeners += listeners
-        below = None if spec.tiers is None else build_below(spec.tiers, model, hardware, engine, stopwatch, seed, tape)
+        own = f"node-{node}" if spec.cluster is not None else ""
+        below = None if spec.tiers is None else build_below(spec.tiers, model, hardware, engine, stopwatch, seed, tape, own)
         return Engine(model, hardware, engine, seed, faults, tape, below, spec.load_layers())
 
     if spec.cluster is not None:

@@ -11,7 +11,7 @@ from kvbench.engine.groups import LayersSpec, sizes
 from kvbench.engine.knob import layers_plan, settings
 from kvbench.engine.tiers import TiersSpec
 from kvbench.fleet import ClusterSpec
-from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, load_engine, load_hardware, load_model, names
+from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, kv_groups, load_engine, load_hardware, load_model, names
 from kvbench.spec import OneOf, fault, hint, plain
 from kvbench.target.connection import Timeouts
 from kvbench.units import Share
@@ -90,6 +90,13 @@ class Sim(Spec):
 
     def _nodes(self, model: Model, hardware: Hardware, engine: EngineProfile) -> None:
         """The model fits on every node, and faults are for nodes that are there."""
+        if (self.tiers or self.cluster) and any(kind != "full" for _, kind, *_ in kv_groups(model)):
+            what = "tiers below the device" if self.tiers else "a cluster"
+            fault(
+                ("model",),
+                f"{self.model} has layers that are not full attention: {what} cannot hold or move their KV here. "
+                "Leave target.tiers and target.cluster out, or take a model of full attention",
+            )
         try:
             by_node(self.faults, len(self.cluster.members()) if self.cluster else 1)
         except ValueError as error:

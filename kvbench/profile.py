@@ -11,13 +11,13 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from kvbench.layout import kv_groups, layout
+from kvbench.layout import Layout, kv_groups, layout
 from kvbench.shape import Experts, Latent, Layers, Model, Profile
 from kvbench.units import Duration, Share, Size, size
 
 __all__ = ["EngineProfile", "Experts", "Hardware", "Kind", "Latent", "Layers", "Model", "Tier", "activation_bytes", "kv_blocks"]
 __all__ += ["Profile", "kv_groups", "kv_room", "layout", "load_engine", "load_hardware", "load_model", "load_tier", "names"]
-__all__ += ["read", "root"]
+__all__ += ["Layout", "read", "root"]
 
 Kind = Literal["models", "hardware", "engines", "tiers", "codecs"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.clock import Clock, VirtualLoop
 from kvbench.control.gate import Gate
-from kvbench.core import Event, Limits, Message, Record, Request, Seconds
+from kvbench.core import CacheAccess, Event, Limits, Message, Record, Request, Seconds
 from kvbench.driver import Driver
 from kvbench.source import Source
 
@@ -32,8 +32,14 @@ class Scripted:
     def gauges(self, now: Seconds) -> dict[str, float]:
         return {}
 
+    def nodes(self, now: Seconds) -> list[dict[str, float]]:
+        return []
+
     def events(self) -> list[Event]:
         return []
+
+    def accesses(self) -> list[CacheAccess] | None:
+        return None
 
     async def aclose(self) -> None: ...
 

@@ -23,8 +23,8 @@ class Job:
     """One request for the engine: `n` answers of exactly `max_tokens` tokens to the prompt `segments`.
 
     Content is shared between jobs of one `salt` (a tenant, an adapter) only. A lower `priority` is served first, where
-    the profile orders by it. `cls` is the class of traffic, by which lengths are predicted. `begun`: of each answer the tokens that
-    other nodes of a cluster have given already; () where there are none. It goes on from there.
+    the profile orders by it. `cls` is the class of traffic, by which lengths are predicted. `begun`: of each answer the tokens
+    that other nodes of a cluster have given already; () where there are none. It goes on from there.
     """
 
     id: int
@@ -81,6 +81,7 @@ class Step:
     context: int = 0  # tokens that the decoding sequences attend to, summed
     samples: int = 0  # sequences that receive a token
     shares: tuple[float, ...] = ()
+    windowed: tuple[float, ...] = ()  # as context within each of the model's windows, shortest first; (): as if all were alike
 
 
 class BlockInfo(NamedTuple):

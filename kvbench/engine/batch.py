@@ -52,7 +52,8 @@ class Condition(Protocol):
     """What a fault asks of a sequence beside blocks."""
 
     def admit(self, sequence: Sequence) -> bool:
-        """Whether it may enter, its blocks being there. It may be asked again, and given back by `release` without having entered."""
+        """Whether it may enter, its blocks being there. It may be asked again, and given back by `release` without having
+        entered."""
 
     def release(self, sequence: Sequence, ended: bool) -> None:
         """It is about to give back its blocks: it `ended` or was cancelled, else it was preempted."""
@@ -119,13 +120,13 @@ class Batch:
 
     def _room(self, sequence: Sequence, tokens: int, at: int, plan: Plan) -> bool:
         """Blocks for `tokens` tokens of running[at], preempting among those not scheduled yet. False when it had to go itself."""
-        while self.cache.lacks(sequence.holding, tokens):
+        while self.cache.lacks(sequence.holding, tokens, sequence.computed):
             victim = self.running.pop(at + self._victim(self.running[at:]))
             self._preempt(victim)
             plan.preempted += 1
             if victim is sequence:
                 return False
-        self.cache.grow(sequence.holding, tokens)
+        self.cache.grow(sequence.holding, tokens, sequence.computed)
         return True
 
     def _admit(self, plan: Plan, budget: int) -> bool:
@@ -148,7 +149,7 @@ class Batch:
             if sequence.ready > self.cache.now:
                 self._later(plan, sequence)
                 continue
-            self.cache.grow(sequence.holding, found.tokens + new)
+            self.cache.grow(sequence.holding, found.tokens + new, found.tokens)
             budget -= new
             self._schedule(plan, sequence, found.tokens + new)
         return False
@@ -196,15 +197,15 @@ class Batch:
             sequence.known += 1
 
     def decoded(self, sequences: list[Sequence], tokens: int, more: int, begin: Callable[[int], Nanos]) -> None:
-        """`tokens` decode steps of each have been computed; blocks are taken for `more` (0 or 1) steps beyond them. begin(k): when
-        the k-th of these steps began, for the tape."""
+        """`tokens` decode steps of each have been computed; blocks are taken for `more` (0 or 1) steps beyond them. begin(k):
+        when the k-th of these steps began, for the tape."""
         for sequence in sequences:
             if self.cache.tape is not None:
                 self.cache.when = partial(_when, begin, sequence.computed)
             sequence.computed = after = sequence.computed + tokens
             sequence.known += tokens
             if after + more >= sequence.holding.edge:
-                self.cache.grow(sequence.holding, after + more)
+                self.cache.grow(sequence.holding, after + more, after + more - 1)
         self.cache.when = None
         self.counters.computed += tokens * len(sequences)
 
@@ -227,7 +228,7 @@ class Batch:
         for s in self.running:
             assert s.computed < s.known or s.known == 0, "everything computed, nothing to sample from"
             for group, table in zip(self.cache.groups, s.holding.tables, strict=True):
-                assert len(table.blocks) * group.pool.tokens >= s.computed, "computed tokens without blocks"
+                assert group.state or len(table.blocks) * group.block >= s.computed, "computed tokens without blocks"
         for s in self.waiting:
             assert not any(table.blocks for table in s.holding.tables), "a waiting sequence holds blocks"
             assert not s.computed, "a waiting sequence has computed tokens"

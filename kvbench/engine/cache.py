@@ -24,6 +24,7 @@ class Cache:
         self.below, self.tape, self.retain_tokens = below, tape, retain_tokens
         self.layers = max(group.last for group in groups)
         self.pools = list({id(group.pool): group.pool for group in groups}.values())
+        self.windows: tuple[int, ...] = ()  # of its groups, each once
         self.debt = 0.0  # seconds
         self.when: Callable[[int], Nanos] | None = None  # of the sequence that grows: when it came to a token; None: now
         self._now: Nanos = 0
@@ -49,7 +50,7 @@ class Cache:
         chains: dict[tuple[int, int], Chain] = {}
         tables = []
         for at, group in enumerate(self.groups):
-            apart, block = (at if self._shared else 0), group.pool.tokens
+            apart, block = (at if self._shared else 0), group.block
             chain = chains.get((block, apart)) or Chain(segments, block, root(salt, apart))
             chains[block, apart] = chain
             tables.append(Table(chain))
@@ -80,8 +81,8 @@ class Cache:
             need[id(pool)] = need.get(id(pool), 0) + blocks
         return all(need[id(pool)] <= pool.free for pool in self.pools)
 
-    def lacks(self, holding: Holding, tokens: int) -> bool:
-        """Whether some pool has too few blocks for the sequence to grow to `tokens` tokens."""
+    def lacks(self, holding: Holding, tokens: int, computed: int) -> bool:
+        """Whether some pool has too few blocks for the sequence to grow from `computed` to `tokens` tokens."""
         if len(self.groups) == 1:
             pool = self.groups[0].pool
             return -(-tokens // pool.tokens) - len(holding.tables[0].blocks) > pool.free
@@ -110,7 +111,7 @@ class Cache:
                 ready = max(ready, self.below.entered(at, full, found.counts[at], upto, job, again, self._now))
         for at, (table, count, more) in enumerate(zip(holding.tables, found.counts, found.lower, strict=True)):
             if more:
-                self._extend(at, table, (count + more) * self.groups[at].pool.tokens, job)
+                self._extend(at, table, (count + more) * self.groups[at].pool.tokens, job, 0)
         holding.partial = self._partial(found)
         return ready
 
@@ -118,7 +119,7 @@ class Cache:
         """A job's look-up, for the hit rate of each group."""
         for group, count, lower in zip(self.groups, found.counts, found.lower, strict=True):
             group.lookups += prompt
-            group.hits += (count + lower) * group.pool.tokens
+            group.hits += (count + lower) * group.block
 
     def _partial(self, found: Found) -> list[tuple[int, float]]:
         """Beyond what every group has: up to which token which share of the layers is missing."""
@@ -132,14 +133,15 @@ class Cache:
                 spans.append((upto, highest / self.layers))
         return spans
 
-    def grow(self, holding: Holding, tokens: int) -> None:
-        """Allocate up to `tokens` tokens and publish every block they fill. The caller has checked that there is room."""
+    def grow(self, holding: Holding, tokens: int, computed: int) -> None:
+        """Allocate up to `tokens` tokens and publish every block they fill. `computed`: tokens before the last step
+        that does it. The caller has checked that there is room."""
         edge = 1 << 62
         for at, table in enumerate(holding.tables):
-            edge = min(edge, self._extend(at, table, tokens, holding.job))
+            edge = min(edge, self._extend(at, table, tokens, holding.job, computed))
         holding.edge = edge
 
-    def _extend(self, at: int, table: Table, tokens: int, job: int) -> int:
+    def _extend(self, at: int, table: Table, tokens: int, job: int, computed: int) -> int:
         """As `grow` for one group. Returns its next edge."""
         pool, blocks = self.groups[at].pool, table.blocks
         block = pool.tokens
@@ -171,10 +173,11 @@ class Cache:
     def release(self, holding: Holding, tokens: int) -> None:
         """Give back everything; `tokens` are the sequence's computed ones. What it published stays resident."""
         for group, table in zip(self.groups, holding.tables, strict=True):
-            group.pool.release(table.blocks, table.valid(tokens, group.pool.tokens) if self.tape is not None else NOTHING)
+            valid = table.valid(tokens, group.block) if self.tape is not None else NOTHING
+            group.pool.release(table.blocks[table.passed :] if table.passed else table.blocks, valid)
             if tokens < self.retain_tokens:
                 group.pool.discard(table.chain.keys[: table.published])
-            table.blocks, table.published = [], 0
+            table.blocks, table.published, table.passed = [], 0, 0
         holding.edge = 1
         holding.partial = []
         holding.sought = False
@@ -229,6 +232,10 @@ class Cache:
             pool.usable // sum(group.pool is pool for group in self.groups) * pool.tokens for pool in self.pools
         )  # fmt: skip
 
+    def capacity(self) -> int:
+        """KV memory in tokens, as the engine tells it."""
+        return self.usable_tokens()
+
     def reset(self) -> bool:
         """Empty the prefix cache, tiers included. False, and nothing done, while a sequence or a fault holds blocks."""
         if any(pool.referenced for pool in self.pools):
@@ -259,7 +266,7 @@ class Cache:
         holdings = list(holdings)
         for pool in self.pools:
             pool.check(
-                table.blocks
+                table.blocks[table.passed :]
                 for held in holdings
                 for group, table in zip(self.groups, held.tables, strict=True)
                 if group.pool is pool
@@ -267,5 +274,6 @@ class Cache:
         for held in holdings:
             for group, table in zip(self.groups, held.tables, strict=True):
                 assert table.published <= len(table.blocks), "more blocks published than held"
-                resident = [group.pool.index.get(key) for key in table.chain.keys[: table.published]]
-                assert resident == table.blocks[: table.published], "a published block is not the index's"
+                resident = [group.pool.index.get(key) for key in table.chain.keys[table.passed : table.published]]
+                assert not any(table.blocks[: table.passed]), "a block out of the window is held"
+                assert resident == table.blocks[table.passed : table.published], "a published block is not the index's"

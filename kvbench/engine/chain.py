@@ -9,7 +9,8 @@ ROOT: Key = 0x9E3779B97F4A7C15  # parent of a first block
 
 
 def root(*apart: int) -> Key:
-    """Where chains begin whose content is not to be shared: of a tenant's or adapter's salt, of a layer group in a shared pool."""
+    """Where chains begin whose content is not to be shared: of a tenant's or adapter's salt, of a layer group in a shared
+    pool."""
     return hash((ROOT, *apart)) if any(apart) else ROOT
 
 

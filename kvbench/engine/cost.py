@@ -43,6 +43,29 @@ class Terms:
         return self.linear + attention + self.activations + self.communication + self.overhead
 
 
+class Part(NamedTuple):
+    """Layers of one kind in a model that has several, together and per device: what one token of context costs."""
+
+    window: int | None
+    flops: float
+    bytes: float
+
+
+def _parts(model: Model, count: int) -> list[Part]:
+    """Kinds of layers that attend; [] where all are full attention of one shape, or latent."""
+    kept = model.kept(count)
+    if model.latent is not None or all(part.kind == "full" for part in kept):
+        return []
+    found = []
+    for layers, keeps in zip(model.kinds, kept, strict=True):
+        if layers.kind != "linear":
+            width = layers.head_dim or model.head_dim
+            values = layers.v_head_dim or layers.head_dim or model.v_head_dim or model.head_dim
+            pair = (layers.heads or model.heads) * (width + values)
+            found.append(Part(layers.window, 2 * layers.layers * pair / count, layers.layers * keeps.token))
+    return found
+
+
 class Roofline:
     """Each part at the slower of its FLOPs and its bytes, parts in sequence."""
 
@@ -65,6 +88,9 @@ class Roofline:
         self._pair = 2 * model.layers * pair / n
         self._context_seconds = max(2 * model.layers * decode_pair / n / self._attention_flops, self._kv_bytes / self._bandwidth)
         self._context_seconds += 0.0 if stored is None else stored.token
+        self._parts = _parts(model, n)
+        self._windows = tuple(sorted({part.window for part in self._parts if part.window is not None}))
+        self._state = sum(part.layers * part.state for part in model.kept(n)) * 2 / self._bandwidth  # read and written
         inner = model.intermediate
         if model.experts is not None:
             inner = model.experts.intermediate * (model.experts.active + model.experts.shared)
@@ -89,22 +115,45 @@ class Roofline:
         compute = flops / self._flops
         weights = (self.weight_bytes(tokens) + (self._head if step.samples else 0.0)) / self._bandwidth
         linear = max(compute, weights) + (1 - self.hardware.overlap) * min(compute, weights)
-        prefill = 0.0
+        prefill = self._state * len(step.prefill)
         for share, (chunk, before) in zip(shares, step.prefill, strict=True):
             pairs = chunk * before + chunk * (chunk + 1) / 2  # causal: token i of the chunk sees before + i
             read = (before + chunk) * self._kv_bytes / self._bandwidth
-            prefill += share * max(pairs * self._pair / self._attention_flops, read)
+            if self._parts:
+                prefill += sum(self._chunk(part, chunk, before) for part in self._parts)
+            else:
+                prefill += share * max(pairs * self._pair / self._attention_flops, read)
         sequences = len(step.prefill) + step.decodes
         return Terms(
             compute=compute,
             weights=weights,
             linear=linear,
             prefill_attention=prefill,
-            decode_attention=step.context * self._context_seconds + (self._decode_step if step.decodes else 0.0),
+            decode_attention=self._decode(step),
             activations=tokens * self._activation,
             communication=self._reduce + tokens * self._reduce_token,
             overhead=self.engine.step_overhead + sequences * self.engine.seq_overhead,
         )
+
+    def _decode(self, step: Step) -> Seconds:
+        if not self._parts:
+            return step.context * self._context_seconds + (self._decode_step if step.decodes else 0.0)
+        mean = step.context / step.decodes if step.decodes else 0.0
+        windowed = step.windowed or tuple(step.decodes * min(window, mean) for window in self._windows)
+        contexts = dict(zip(self._windows, windowed, strict=True))
+        seconds = self._state * step.decodes
+        for part in self._parts:
+            context = step.context if part.window is None else contexts[part.window]
+            seconds += context * max(part.flops / self._attention_flops, part.bytes / self._bandwidth)
+        return seconds
+
+    def _chunk(self, part: Part, chunk: int, before: int) -> Seconds:
+        """Attention of one kind of layer, of `chunk` new tokens after `before`."""
+        window = part.window or before + chunk
+        growing = max(0, min(chunk, window - before))  # tokens that see all before them: before + i; the others see the window
+        pairs = growing * before + growing * (growing + 1) / 2 + (chunk - growing) * window
+        read = min(before + chunk, window - 1 + chunk) * part.bytes / self._bandwidth
+        return max(pairs * part.flops / self._attention_flops, read)
 
     def seconds(self, step: Step) -> Seconds:
         return self.terms(step).total

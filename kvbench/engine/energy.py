@@ -22,7 +22,6 @@ class Meter:
         self._range = (hardware.power - hardware.idle) * hardware.count
         self._cost = cost
         self._busy = 0.0  # J beyond idle, of the steps taken
-        self.watts = self.idle  # mean over the steps handed out last
 
     def joules(self, step: Step, seconds: Seconds) -> float:
         """Beyond idle, of a step that takes `seconds`."""
@@ -31,10 +30,8 @@ class Meter:
         moving = terms.weights + terms.decode_attention + terms.activations
         return self._range * min(seconds, full + MEMORY * moving)
 
-    def add(self, joules: float, took: Nanos) -> None:
-        """Steps that took `took` together were taken."""
+    def add(self, joules: float) -> None:
         self._busy += joules
-        self.watts = self.idle + joules * 1e9 / took
 
     def total(self, now: Nanos) -> float:
         """J from the run's zero to `now`, idle time included."""

@@ -12,57 +12,38 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvbench.core import Nanos, Seconds
-from kvbench.engine import Below, Cost, Done, Job, Span, Step, readings
+from kvbench.engine import Below, Done, Job, Span, readings
 from kvbench.engine.batch import Batch
-from kvbench.engine.cache import Cache
-from kvbench.engine.cost import COSTS, Roofline
+from kvbench.engine.cost import Roofline
 from kvbench.engine.energy import Meter
-from kvbench.engine.evict.policies import POLICIES
 from kvbench.engine.faults import Agenda, Edge, Fault
-from kvbench.engine.groups import LayersSpec, build, sizes
+from kvbench.engine.groups import LayersSpec
 from kvbench.engine.harm import Harm
-from kvbench.engine.holding import Group
-from kvbench.engine.partition import Partition
-from kvbench.engine.pool import Pool
+from kvbench.engine.memory import kv_memory
 from kvbench.engine.sequence import Sequence
-from kvbench.engine.steps import Steps
+from kvbench.engine.steps import Steps, lay_out
 from kvbench.engine.tape import Tape
-from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks
+from kvbench.profile import EngineProfile, Hardware, Model
 
 
 class Engine:
     """One replica. `seed` reaches the eviction policy and says who is refused; everything else is deterministic by itself.
 
-    Faults act through what is public here; `passed` holds the edges that time has come to, until whoever reads it takes them away.
-    `tape` is told of every access. Ids of jobs are 0 or more: others are a fault's (harm.py), and no span tells of them.
+    Faults act through what is public here; `passed` holds the edges that time has come to, until whoever reads it takes them
+    away. `tape` is told of every access. Ids of jobs are 0 or more: others are a fault's (harm.py), and no span tells of them.
     """
 
     def __init__(
         self, model: Model, hardware: Hardware, engine: EngineProfile, seed: int = 0, faults: Iterable[Fault] = (),
         tape: Tape | None = None, below: Below | None = None, layers: LayersSpec | None = None,
     ) -> None:  # fmt: skip
-        if engine.policy not in POLICIES:
-            raise ValueError(f"policy {engine.policy!r} is unknown: one of {', '.join(POLICIES)}")
         self.model, self.hardware, self.profile = model, hardware, engine
-        self.blocks = kv_blocks(model, hardware, engine)
-        self.cost: Cost = COSTS["roofline"](model, hardware, engine)
+        held = kv_memory(model, hardware, engine, seed, tape, below, layers)
+        self.blocks, self.cache, self.cost, self.partition = held.blocks, held.cache, held.cost, held.partition
+        self.pool = self.cache.groups[0].pool
         powered = hardware.idle is not None and hardware.power is not None
         self.meter = Meter(hardware, Roofline(model, hardware, engine)) if powered else None
         self.memory = readings.memory(model, hardware, engine, self.blocks)
-        self.pool = Pool(
-            self.blocks,
-            engine.block,
-            POLICIES[engine.policy](self.blocks - 1, seed),
-            retain=round(engine.retain * 1e9),
-            tape=tape,
-        )
-        groups = [Group("all", self.pool, 1, model.layers, engine.block * model.kv_token_bytes(hardware.count))]
-        if layers is not None:
-            sized = sizes(layers, model, hardware, engine)
-            groups, stored = build(sized, engine, lambda blocks: POLICIES[engine.policy](blocks, seed), tape)
-            self.cost, self.pool = Roofline(model, hardware, engine, stored), groups[0].pool
-        self.partition = Partition(groups, layers) if layers is not None and layers.partition == "dynamic" else None
-        self.cache = Cache(groups, below, tape, retain_tokens=engine.retain_tokens)
         self.batch = Batch(self.cache, engine)
         self._jobs: dict[int, list[Sequence]] = {}  # job id -> its choices that have not ended
         self._ended: dict[int, tuple[int, int]] = {}  # job id -> tokens and preemptions of choices that have
@@ -204,31 +185,7 @@ class Engine:
         if not plan.work:
             self._loading, self._blocked = plan.ready, plan.ready is None
             return None
-        chunks = tuple((new, sequence.computed) for sequence, new in plan.chunks)
-        shares = (
-            tuple(s.holding.share(s.computed, s.computed + new) for s, new in plan.chunks) if len(self.cache.groups) > 1 else ()
-        )
-        samples = len(plan.decodes) + sum([s.computed + new == s.known for s, new in plan.chunks])
-        context = sum([s.computed for s in plan.decodes]) + len(plan.decodes)
-        slow = math.prod(self.harm.slowed) * 1e9
-        debt, self.cache.debt = self.cache.debt, 0.0
-        step = Step(chunks, len(plan.decodes), context, samples, shares)
-        first = self.cost.seconds(step) * slow + debt * 1e9
-        count, growth = 1, 0.0
-        if plan.repeats:
-            count = min([s.end - s.known for s in plan.decodes])
-        if count > 1:
-            count = self.batch.steps_in_room(plan.decodes, count)
-            grown = Step((), len(plan.decodes), context + len(plan.decodes), samples)
-            growth = self.cost.seconds(grown) * slow - (first - debt * 1e9)
-            if debt or plan.ready is not None or self.harm.single:  # the next step may owe less, or more sequences take part
-                count = 1
-        steps = Steps(self._clock, first, growth, count, plan)
-        if self.meter is not None:
-            steps.joules = self.meter.joules(step, first / 1e9)
-            if count > 1:
-                steps.warming = self.meter.joules(grown, (first + growth) / 1e9) - steps.joules
-        return steps
+        return lay_out(plan, self._clock, self.batch, self.cost, self.harm, self.meter)
 
     def _take(self, steps: Steps, upto: int) -> Span:
         """Hand out steps up to and including `upto`, and take the blocks of the step after them, where there is one."""
@@ -246,7 +203,7 @@ class Engine:
         start = steps.end(steps.taken) if steps.taken else steps.start
         times = [steps.end(step) for step in range(steps.taken + 1, upto + 1)]
         if self.meter is not None:
-            self.meter.add(steps.burnt(upto) - steps.burnt(taken), times[-1] - start)
+            self.meter.add(steps.burnt(upto) - steps.burnt(taken))
         steps.taken = upto
         return Span(start, times, [s.name for s in sampled if s.job.id >= 0], ended)
 
@@ -304,9 +261,10 @@ class Engine:
         return tuple(live.get(choice, job.max_tokens) for choice in range(job.n))
 
     @property
-    def busy(self) -> bool:
-        """A step is in progress."""
-        return self._steps is not None
+    def watts(self) -> float:
+        """Power beyond idle of the step in progress, all devices together."""
+        steps = self._steps
+        return 0.0 if steps is None else steps.watts(steps.taken + 1)
 
     def gauges(self) -> dict[str, float]:
         """State at the time advanced to, the step in progress included."""

@@ -122,7 +122,8 @@ class Agenda:
 
 
 def edges(faults: Iterable[Fault]) -> deque[Edge]:
-    """The edges at which faults begin and end, in order of time; at one time what ends goes first. A fault lasts 1 ns at least."""
+    """The edges at which faults begin and end, in order of time; at one time what ends goes first. A fault lasts 1 ns at
+    least."""
     return deque(sorted((edge for fault in faults for edge in _edges(fault)), key=_order))
 
 

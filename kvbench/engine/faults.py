@@ -130,7 +130,7 @@ class ResetStorm(Periodic):
 
     running: Literal["preempt", "refuse"] = Field(
         "preempt",
-        description="where requests hold blocks: preempt all of them first, or refuse the reset and leave everything (vLLM's default)",
+        description="where requests hold blocks: preempt all of them first, or refuse the reset as vLLM does",
     )
 
     def on(self, engine: "Engine", now: Nanos) -> None:

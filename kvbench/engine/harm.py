@@ -73,7 +73,7 @@ class Leaking:
         tables = sequence.holding.tables
         if ended and any(table.blocks for table in tables) and self._draws.random() < self.share:
             for group, table in zip(self._cache.groups, tables, strict=True):
-                group.pool.leak(table.blocks)
+                group.pool.leak(table.blocks[table.passed :])
 
 
 class Contiguous:
@@ -118,7 +118,8 @@ def _length(sequence: Sequence) -> int:
 
 
 class Doubt:
-    """An allocation may fail, as CUDA's caching allocator does: then everything that nobody uses is flushed, and it is tried again."""
+    """An allocation may fail, as CUDA's caching allocator does: then everything that nobody uses is flushed, and it is tried
+    again."""
 
     def __init__(self, fault: "Fault", share: float, pause: float, engine: "Engine") -> None:
         self.fault, self.share, self.pause = fault, share, pause

@@ -8,7 +8,10 @@ from kvbench.engine.pool import Pool
 
 @dataclass(slots=True)
 class Group:
-    """Layers `first` to `last` (counted from 1) in one pool. A block holds `pool.tokens` tokens of them in `bytes` bytes."""
+    """Layers `first` to `last` (counted from 1) in one pool. A block holds `block` tokens of them in `bytes` bytes.
+
+    window: tokens a layer looks back on, its own included; None: all. state: one block a sequence, whatever its length.
+    """
 
     name: str
     pool: Pool
@@ -18,17 +21,28 @@ class Group:
     encode: float = 0.0  # seconds that the step which fills a block pays
     lookups: int = 0  # prompt tokens looked up, once per job at its first admission
     hits: int = 0  # of those, found
+    window: int | None = None
+    state: bool = False
+    block: int = 0  # the pool's where not given
+
+    def __post_init__(self) -> None:
+        self.block = self.block or self.pool.tokens
+
+    def first_needed(self, computed: int) -> int:
+        """The first block that a token after the `computed` first attends to."""
+        return 0 if self.window is None else max(0, computed - self.window + 1) // self.block
 
 
 class Table:
     """What one sequence holds of one group."""
 
-    __slots__ = ("blocks", "chain", "published")
+    __slots__ = ("blocks", "chain", "passed", "published")
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.blocks: list[int] = []
-        self.published = 0  # leading blocks that are in the pool's index
+        self.passed = 0  # leading blocks that fell out of the window: the null block stands for them
+        self.published = 0  # leading blocks that are, or were, in the pool's index
 
     def valid(self, tokens: int, block: int) -> dict[int, int]:
         """Valid tokens in the blocks that are not full, of a sequence with `tokens` tokens."""

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from kvbench.engine.cache import Cache
-from kvbench.profile import EngineProfile, Hardware, Model, kv_room
+from kvbench.profile import EngineProfile, Hardware, Model, kv_room, layout
 
 if TYPE_CHECKING:
     from kvbench.engine.engine import Engine
@@ -32,14 +32,14 @@ def gauges(engine: "Engine") -> dict[str, float]:
         "recompute_tokens": float(counters.recompute),
         "computed_tokens": float(counters.computed),
     }
-    if len(cache.groups) > 1:
+    if len(cache.pools) > 1:
         found |= groups(cache)
     if engine.partition is not None:
         found["partition_moves"] = float(engine.partition.moves)
     for fault in engine.faults:
         found |= fault.gauges(engine)
     if engine.meter is not None:
-        found |= {"power": engine.meter.watts if engine.busy else engine.meter.idle, "energy": engine.meter.total(engine.until)}
+        found |= {"power": engine.meter.idle + engine.watts, "energy": engine.meter.total(engine.until)}
     if cache.below is not None:
         found |= cache.below.gauges(engine.until)
     efficiency = slot_efficiency(engine)
@@ -64,11 +64,11 @@ def slot_efficiency(engine: "Engine") -> float | None:
     """
     wasted = total = 0.0
     for at, group in enumerate(engine.cache.groups):
-        block, token = group.pool.tokens, group.bytes / group.pool.tokens
+        block, token = group.block, group.bytes / group.block
         for sequence in engine.batch.running:
             table = sequence.holding.tables[at]
             valid = max(sequence.computed, table.published * block)
-            wasted += max(0, len(table.blocks) * block - valid) * token
+            wasted += 0.0 if group.state else max(0, len(table.blocks) * block - valid) * token
     for pool in engine.cache.pools:
         size = next(group.bytes for group in engine.cache.groups if group.pool is pool)
         total += (pool.referenced - pool.pinned) * size
@@ -92,8 +92,8 @@ def facts(engine: "Engine") -> dict[str, Any]:
         "max_context": engine.profile.limit(engine.model),
         "blocks": engine.blocks - 1,  # usable: one is the null block, as in vLLM
         "block_tokens": engine.profile.block,
-        "kv_tokens": engine.cache.usable_tokens(),
-        "kv_bytes_per_token": sum(group.bytes / group.pool.tokens for group in groups) * engine.hardware.count,
+        "kv_tokens": engine.cache.capacity(),
+        "kv_bytes_per_token": sum(group.bytes / group.block for group in groups if not group.state) * engine.hardware.count,
         "idle_power": engine.meter.idle if engine.meter is not None else None,
         "gpu_memory_utilization": engine.profile.preallocates,
         "faults": [fault.told() for fault in engine.faults],
@@ -105,6 +105,6 @@ def memory(model: Model, hardware: Hardware, engine: EngineProfile, blocks: int)
     was given more blocks than fit."""
     if engine.preallocates is None:
         return None
-    unused = kv_room(model, hardware, engine) - blocks * engine.block * model.kv_token_bytes(hardware.count)
+    unused = kv_room(model, hardware, engine) - blocks * layout(model, engine.block, hardware.count).block_bytes
     used = engine.preallocates - unused / hardware.memory
     return used if used <= 1 else None

@@ -124,7 +124,7 @@ class TiersSpec(_Spec):
         "delta", description="delta: only new blocks are written; whole: all of a request's when it ends, to compare with"
     )
     backlog: Size = Field(
-        4 * 2.0**30, description="bytes that may wait to be written to a tier; what comes beyond that is dropped"
+        16 * 2.0**30, description="bytes that may wait to be written to a tier; what comes beyond that is dropped"
     )
 
     @model_validator(mode="after")

@@ -1,8 +1,8 @@
 """Serving the embedded engine over HTTP as vLLM serves a model: the door.
 
-`kvbench serve` is a real server to whoever talks to it: OpenAI's API, vLLM's errors, metrics and KV events. Behind it is a Machine
-(kvbench.engine), paced by the wall clock. What it writes is made up, yet exact: a reply that comes back in a later prompt is the
-same tokens, and its blocks are found.
+`kvbench serve` is a real server to whoever talks to it: OpenAI's API, vLLM's errors, metrics and KV events. Behind it is a
+Machine (kvbench.engine), paced by the wall clock. What it writes is made up, yet exact: a reply that comes back in a later
+prompt is the same tokens, and its blocks are found.
 """
 
 from typing import NamedTuple, Protocol

@@ -53,12 +53,15 @@ class Feed:
 
 
 class Server:
-    """`machine` behind HTTP, at `speed` times real time. `feed`: KV events, where they are wanted; its ledgers hear the engine's tapes.
+    """`machine` behind HTTP, at `speed` times real time. `feed`: KV events, where they are wanted; its ledgers hear the
+    engine's tapes.
 
     Nothing listens before `listen`; `close` ends every connection.
     """
 
-    def __init__(self, machine: Machine, clock: Clock, tokens: Tokens, model: str, speed: float = 1.0, feed: Feed | None = None) -> None:
+    def __init__(
+        self, machine: Machine, clock: Clock, tokens: Tokens, model: str, speed: float = 1.0, feed: Feed | None = None
+    ) -> None:
         facts = machine.facts()
         self.machine, self.clock, self.tokens, self.model, self.feed = machine, clock, tokens, model, feed
         self.limit: int = facts["max_context"]
@@ -77,7 +80,10 @@ class Server:
             "/reset_prefix_cache": ("POST", self._reset),
             "/v1/models": ("GET", self._models),
             "/version": ("GET", lambda _, to: self._say(to, {"version": __version__})),
-            "/load": ("GET", lambda _, to: self._say(to, {"server_load": len({id(one[0]) for one in self.replies.live.values()})})),
+            "/load": (
+                "GET",
+                lambda _, to: self._say(to, {"server_load": len({id(one[0]) for one in self.replies.live.values()})}),
+            ),
             "/health": ("GET", lambda _, to: to.respond(200, b"")),
             "/ping": ("GET", lambda _, to: to.respond(200, b"")),
             "/metrics": ("GET", self._metrics),

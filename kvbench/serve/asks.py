@@ -1,7 +1,7 @@
 """What a client asks for, checked: the body of a chat or completion request into prompts of token ids and numbers.
 
-Fields that shape the text (temperature, stop, tools, response_format, logprobs, echo, ...) are taken and change nothing: the engine
-reads no text and its answers are made up. An answer has exactly max_tokens tokens, whatever min_tokens and ignore_eos say.
+Fields that shape the text (temperature, stop, tools, response_format, logprobs, echo, ...) are taken and change nothing: the
+engine reads no text and its answers are made up. An answer has exactly max_tokens tokens, whatever min_tokens and ignore_eos say.
 """
 
 from dataclasses import dataclass
@@ -96,9 +96,11 @@ def read(api: Literal["chat", "completions"], raw: bytes, tokens: Tokens, model:
     if not min(map(len, prompts)):
         raise bad("prompt" if api == "completions" else "messages", "The prompt must have at least one token")
     if longest >= limit:
-        raise bad("input_tokens", f"This model's maximum context length is {limit} tokens. However, your prompt contains {longest} "
-                  "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input "
-                  "prompt.", longest)  # fmt: skip
+        said = (
+            f"This model's maximum context length is {limit} tokens. However, your prompt contains {longest} input tokens, which "
+            "exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+        )
+        raise bad("input_tokens", said, longest)
     if wanted is None:
         wanted = min(DEFAULT[api], limit - longest)
     if wanted < 1:

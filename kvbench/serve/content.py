@@ -1,7 +1,8 @@
 """What the engine calls the tokens it is given: equal prefixes of ids are equal content, an answer that comes back included.
 
-The engine knows content by keys (kvbench.core.Segment) and calls its own answers by keys of its own. A prompt's full blocks are named
-by the hash of all ids up to their end; blocks that an answer was part of, under the same hash, are remembered as that answer's.
+The engine knows content by keys (kvbench.core.Segment) and calls its own answers by keys of its own. A prompt's full blocks
+are named by the hash of all ids up to their end; blocks that an answer was part of, under the same hash, are remembered as
+that answer's.
 """
 
 from collections import OrderedDict

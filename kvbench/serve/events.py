@@ -91,8 +91,8 @@ class Ledger:
 class Publisher:
     """One PUB socket, and a ROUTER for replays where one is asked for. Never blocks: slow subscribers lose messages, and see it.
 
-    As in vLLM an endpoint with a `*` (or ipc, inproc) is bound, any other connected to. ValueError where that is not possible or pyzmq
-    is missing. add_reader, remove_reader: the loop's.
+    As in vLLM an endpoint with a `*` (or ipc, inproc) is bound, any other connected to. ValueError where that is not possible
+    or pyzmq is missing. add_reader, remove_reader: the loop's.
     """
 
     def __init__(
@@ -121,7 +121,9 @@ class Publisher:
             (socket.bind if bound else socket.connect)(endpoint)
         except self._zmq.ZMQError as error:
             self._context.destroy(linger=0)
-            raise ValueError(f"KV events: {endpoint}: {error}: write tcp://*:5557 (bound) or tcp://host:5557 (connected)") from None
+            raise ValueError(
+                f"KV events: {endpoint}: {error}: write tcp://*:5557 (bound) or tcp://host:5557 (connected)"
+            ) from None
         return socket
 
     @property

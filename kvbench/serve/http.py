@@ -34,7 +34,8 @@ class Asked:
 
 
 class Connection(asyncio.Protocol):
-    """One client. `serve(asked, connection)` is called with each request and sees that respond(), or begin() and in time end(), is.
+    """One client. `serve(asked, connection)` is called with each request and sees that respond(), or begin() and in time
+    end(), is.
 
     gone: called once, where the client leaves before its answer is over.
     """
@@ -49,6 +50,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[Asked] = deque()  # whole requests that nobody has seen
         self._busy = self._lost = False
         self._keep = True
+        self.status = 0  # of the last answer begun
         self._parser = httptools.HttpRequestParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,6 +127,7 @@ class Connection(asyncio.Protocol):
 
     def respond(self, status: int, body: bytes, kind: str = JSON, headers: Mapping[str, str] | None = None) -> None:
         """A whole response."""
+        self.status = status
         if not self._lost:
             more = {"content-length": str(len(body)), "content-type": kind, **(headers or {})}
             self.transport.write(self._top(status, more) + body)
@@ -132,6 +135,7 @@ class Connection(asyncio.Protocol):
 
     def begin(self) -> None:
         """The head of a stream of events."""
+        self.status = 200
         more = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
         self.transport.write(self._top(200, more))
 
@@ -150,7 +154,11 @@ class Connection(asyncio.Protocol):
         self._over()
 
     def _top(self, status: int, headers: Mapping[str, str]) -> bytes:
-        lines = [f"HTTP/1.1 {status} {REASONS[status]}", "server: kvbench", *(f"{name}: {value}" for name, value in headers.items())]
+        lines = [
+            f"HTTP/1.1 {status} {REASONS[status]}",
+            "server: kvbench",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
         if not self._keep:
             lines.append("connection: close")
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"

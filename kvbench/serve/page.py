@@ -1,7 +1,7 @@
 """The /metrics page: vLLM's names, types, labels and buckets, for what the embedded engine really knows; the rest is absent.
 
-Tokens and times are counted here as replies are written; queues, blocks and look-ups are read from the engine when it is asked for the
-page. Seconds are those of the server's clock, as a client sees them.
+Tokens and times are counted here as replies are written; queues, blocks and look-ups are read from the engine when it is asked
+for the page. Seconds are those of the server's clock, as a client sees them.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ from kvbench.core import Seconds
 from kvbench.engine import Machine
 
 _TTFT = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+    2560.0,
 )  # fmt: skip
 _TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _REQUEST = (
@@ -62,7 +63,10 @@ class Page:
         self._prompt = self._counter("prompt_tokens", "Prompt tokens whose answer has begun")
         self._found = self._counter("prompt_tokens_cached", "Prompt tokens found in a cache")
         by = self._many("prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source")
-        self._computed, self._hit = by.labels(**self._labels, source="local_compute"), by.labels(**self._labels, source="local_cache_hit")
+        self._computed, self._hit = (
+            by.labels(**self._labels, source="local_compute"),
+            by.labels(**self._labels, source="local_cache_hit"),
+        )
         by = self._many("prompt_tokens_cached_by_source", "Cached prompt tokens by tier", "source")
         self._device = by.labels(**self._labels, source="device")
         self._generation = self._counter("generation_tokens", "Tokens generated")
@@ -91,7 +95,8 @@ class Page:
         """What is known of the cache, as labels."""
         told = {
             "block_size": facts["block_tokens"], "num_gpu_blocks": facts["blocks"] + 1, "enable_prefix_caching": True,
-            "gpu_memory_utilization": facts.get("gpu_memory_utilization"), "kv_cache_size_tokens": facts["kv_tokens"], "engine": "0",
+            "gpu_memory_utilization": facts.get("gpu_memory_utilization"), "kv_cache_size_tokens": facts["kv_tokens"],
+            "engine": "0",
         }  # fmt: skip
         info = Gauge("vllm:cache_config_info", "The cache's settings", sorted(told), registry=self.registry)
         info.labels(**{name: str(value) for name, value in told.items()}).set(1)
@@ -158,7 +163,9 @@ class _Engine(Collector):
         gauges = self.machine.gauges()
         for name, what, key in _GAUGES:
             yield self._gauge(name, what, gauges[key], {})
-        yield self._gauge("num_requests_waiting_by_reason", "Waiting requests by reason", gauges["waiting"], {"reason": "capacity"})
+        yield self._gauge(
+            "num_requests_waiting_by_reason", "Waiting requests by reason", gauges["waiting"], {"reason": "capacity"}
+        )
         for name, what, key in _COUNTERS:
             family = CounterMetricFamily(f"vllm:{name}", what, labels=list(self.labels))
             family.add_metric(list(self.labels.values()), gauges[key], created=self.started)

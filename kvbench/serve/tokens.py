@@ -1,7 +1,7 @@
 """Tokens for a model that reads nothing: whole words where the list knows them, bytes where it does not.
 
-The plain kind keeps no state: an id says what it stands for. A word of the harness's list, with a space before it or without, is one
-token; anything else is one token for up to three bytes of its UTF-8. Every text comes back to the byte.
+The plain kind keeps no state: an id says what it stands for. A word of the harness's list, with a space before it or without,
+is one token; anything else is one token for up to three bytes of its UTF-8. Every text comes back to the byte.
 """
 
 import re

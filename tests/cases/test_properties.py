@@ -85,7 +85,7 @@ def hold(run: Whole) -> None:
             assert values == sorted(values), name
             assert values[0] >= 0, name
             assert row["min"] <= row["mean"] <= row["max"], name
-    signed = ("difference", "interval", "wall_drift")  # what may be below zero
+    signed = ("difference", "disagreement", "interval", "wall_drift")  # what may be below zero
     for path, value in numbers({key: found[key] for key in found if key not in ("run", "target", "host", "tokenizer")}):
         assert math.isfinite(value), path
         assert value >= 0 or path.rsplit(".", 1)[-1] in signed or path.startswith(".features"), f"{path} is {value}"

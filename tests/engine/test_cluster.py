@@ -22,7 +22,7 @@ MODEL = load_model("llama-3.1-8b")  # 131,072 B of KV per token
 def cluster(spec: dict[str, object], *faults: Fault, blocks: int = 201, seed: int = 0, block: int = 4) -> Cluster:
     profile = load_engine("vllm", block=block, blocks=blocks)
     built = ClusterSpec.model_validate(spec)
-    return built.build(MODEL, "rtx-4090", profile, seed, faults, lambda hw, own, hit: Engine(MODEL, hw, profile, own, hit))
+    return built.build(MODEL, "rtx-4090", profile, seed, faults, lambda node, hw, own, hit: Engine(MODEL, hw, profile, own, hit))
 
 
 def job(number: int, prompt: int = 8, answer: int = 4, shared: tuple[tuple[int, int], ...] = ()) -> Job:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kvbench.engine import Job
+from kvbench.engine.chain import ROOT
 from kvbench.engine.engine import Engine
 from kvbench.engine.evict.order import Lru
 from kvbench.engine.faults import FAULTS, Fault, edges
-from kvbench.engine.chain import ROOT
 from kvbench.engine.pool import Pool
 from kvbench.profile import load_engine, load_hardware, load_model
 from tests.engine.test_engine import Log, Second, job
@@ -293,7 +293,7 @@ def test_advancing_in_any_slices_gives_the_same_spans(seed: int) -> None:
     assert few.times == many.times
     assert few.done == many.done
     assert few.refused == many.refused
-    assert few.gauges == many.gauges
+    assert few.gauges == [pytest.approx(gauges, rel=1e-9) for gauges in many.gauges]  # joules are summed up in other portions
 
 
 def test_the_slices_above_met_every_fault() -> None:

@@ -41,7 +41,8 @@ def test_one_job_by_hand() -> None:
     built.submit(Job(7, ((1, 6),), 3), 0.0)  # 6 + 3 tokens, the last never cached: blocks of 4, 4 and nothing
     finish(built)
     lines = log.take()
-    # Looked up: the one full block of the first 5 tokens. Taken: two blocks at 0; the second fills in the decode of tokens 7 and 8.
+    # Looked up: the one full block of the first 5 tokens. Taken: two blocks at 0; the second fills in the decode of tokens 7
+    # and 8.
     assert ops(lines) == [
         (0.0, "miss", "compulsory"),
         (0.0, "alloc", ""),  # the first block, full at once: blocks are published when they are scheduled

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.engine.evict.order import Lru
 from kvbench.engine.chain import ROOT, Chain
+from kvbench.engine.evict.order import Lru
 from kvbench.engine.pool import Pool
 
 

@@ -13,8 +13,8 @@ from kvbench.engine.evict.line import Line, last_resort
 class Arc:
     """Adaptive replacement (Megiddo and Modha, FAST 2003): LRU over blocks used once and LRU over the others, each with ghosts.
 
-    A ghost that is asked for moves the target size of `_once` by the ratio of the two ghost lists (a fraction too), at least by one.
-    No parameters. Ghosts are trimmed when a block enters rather than when one leaves.
+    A ghost that is asked for moves the target size of `_once` by the ratio of the two ghost lists (a fraction too), at least
+    by one. No parameters. Ghosts are trimmed when a block enters rather than when one leaves.
     """
 
     def __init__(self, capacity: int, seed: int) -> None:
@@ -68,10 +68,11 @@ class Arc:
 
 
 class Lecar:
-    """LeCaR (Vietri et al., HotStorage 2018): a coin between LRU and LFU, weighted by regret. Rate 0.45, discount 0.005^(1 / capacity).
+    """LeCaR (Vietri et al., HotStorage 2018): a coin between LRU and LFU, weighted by regret. Rate 0.45, discount 0.005^(1 /
+    capacity).
 
-    The expert that sent away a block which is asked for again loses weight, less so the longer ago it was. The history holds as many
-    ghosts as the pool has blocks, of both experts together.
+    The expert that sent away a block which is asked for again loses weight, less so the longer ago it was. The history holds
+    as many ghosts as the pool has blocks, of both experts together.
     """
 
     def __init__(self, capacity: int, seed: int) -> None:

@@ -89,9 +89,9 @@ class LengthAware:
 class Gdsf:
     """Greedy dual, size and frequency (Cherkasova, HPL-98-69): priority = age + uses x tokens saved per block of memory.
 
-    The age is the priority of the block that left last, so that what was popular once is forgotten. Every block takes one place, so
-    the value of a use is its tokens. Its position counts for nothing: a late block takes longer to compute, but is of no
-    use without those before it.
+    The age is the priority of the block that left last, so that what was popular once is forgotten. Every block takes one
+    place, so the value of a use is its tokens. Its position counts for nothing: a late block takes longer to compute, but is
+    of no use without those before it.
     """
 
     def __init__(self, capacity: int, seed: int) -> None:

@@ -35,7 +35,8 @@ def by_age(node: Node) -> Rank:
 
 
 class Leaves:
-    """The leaf of the lowest `rank` leaves. A block in the middle does so only where every leaf is pinned, which no prefix cache does."""
+    """The leaf of the lowest `rank` leaves. A block in the middle does so only where every leaf is pinned, which no prefix
+    cache does."""
 
     def __init__(self, rank: Callable[[Node], Rank]) -> None:
         self._rank = rank
