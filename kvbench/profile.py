@@ -70,16 +70,6 @@ class EngineProfile(Profile):
         default="last", description="who loses its blocks when they run out, of those that the step has not scheduled yet"
     )
     max_waiting: int | None = Field(default=None, ge=1, description="with so many waiting a new request is refused (503)")
-    prefill: Literal["chunked", "whole"] = Field(
-        default="chunked",
-        description="a prompt is computed in pieces that fit the steps' token budget, or whole in one step",
-    )
-    preallocate: Share | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="reserve blocks for this quantile of a class's answers; absent: on demand",
-    )
     retain: Duration = Field(default=0.0, description="content younger than this stays while another block can go")
     retain_tokens: int = Field(default=0, ge=0, description="content of sequences shorter than this is not kept")
     reserve: Size = Field(default=0.75 * 2**30, description="memory per device for runtime and graphs, beyond activations")

@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "target": {"core", "clock", "units"},
     "target.sim": {"core", "clock", "units", "engine", "profile"},
     "sink": {"core", "units", "metrics.names"},
+    "serve": {"core", "clock", "engine", "workload.tokenizers"},
     "journal": {"core"},
     "stop": {"core", "units", "metrics"},
     "evidence": {"core", "units"},

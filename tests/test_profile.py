@@ -214,7 +214,6 @@ def test_unknown_names_suggest_the_nearest() -> None:
 
 def test_engine_overrides_are_validated() -> None:
     assert load_engine("vllm", block=512).block == 512
-    assert load_engine("vllm", preallocate="90%", prefill="whole").preallocate == pytest.approx(0.9)
     assert load_engine("vllm", gpu_memory_utilization="85%").gpu_memory_utilization == pytest.approx(0.85)
     with pytest.raises(ValueError, match="no field 'blok'; did you mean 'block'"):
         load_engine("vllm", blok=512)

@@ -16,6 +16,7 @@ from kvbench.cli.laws import laws
 from kvbench.cli.report import report
 from kvbench.cli.run import run
 from kvbench.cli.schema import schema
+from kvbench.cli.serve import serve
 from kvbench.cli.size import size
 from kvbench.cli.trace import trace
 
@@ -51,6 +52,7 @@ app.command()(schema)
 app.command()(report)
 app.command()(doctor)
 app.command()(size)
+app.command()(serve)
 app.add_typer(trace, name="trace")
 app.add_typer(laws, name="laws")
 

@@ -186,7 +186,7 @@ class Cluster:
         for node in self.nodes:
             if node.up:
                 found += [(span, node) for span in node.engine.advance(until)]
-                node.engine.passed.clear()
+                self.passed += node.refusals()
         if len(self.nodes) > 1:
             found.sort(key=lambda each: (each[0].times[-1], each[1].number))
         return [self._heard(span, node) for span, node in found]

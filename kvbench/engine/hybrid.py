@@ -216,5 +216,5 @@ def hybrid_cache(
     if below is not None:
         raise ValueError(f"{model.name} has layers that are not full attention: tiers below the device cannot hold their KV here")
     longest = engine.limit(model)
-    inflight = longest if engine.prefill == "whole" else engine.max_num_batched_tokens
+    inflight = engine.max_num_batched_tokens
     return HybridCache(groups, layout(model, engine.block, count), inflight, longest, tape, engine.retain_tokens)

@@ -34,6 +34,4 @@ def settings(aggressiveness: float) -> dict[str, Any]:
     """Retention and admission: settings of the engine profile."""
     found: dict[str, Any] = {"retain": YOUNG * (1 - aggressiveness), "retain_tokens": round(SHORT * aggressiveness)}
     found["admission"] = "prompt" if aggressiveness < 0.6 else "chunk"
-    if aggressiveness < 0.4:
-        found["preallocate"] = 0.9 if aggressiveness < 0.2 else 0.5
     return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from kvbench.engine import Below, Cost
 from kvbench.engine.cache import Cache
 from kvbench.engine.cost import COSTS, Roofline
-from kvbench.engine.evict.policies import POLICIES
+from kvbench.engine.evict.policies import POLICIES, unknown
 from kvbench.engine.groups import LayersSpec, build, sizes
 from kvbench.engine.hybrid import hybrid_cache, is_hybrid, one_pool
 from kvbench.engine.partition import Partition
@@ -34,7 +34,7 @@ def kv_memory(
 ) -> Memory:  # fmt: skip
     """ValueError where the model does not fit, or the policy is unknown."""
     if engine.policy not in POLICIES:
-        raise ValueError(f"policy {engine.policy!r} is unknown: one of {', '.join(POLICIES)}")
+        raise ValueError(unknown(engine.policy))
     blocks = kv_blocks(model, hardware, engine)
     if layers is not None:
         groups, stored = build(

@@ -9,6 +9,7 @@ from kvbench.engine import Done, Job, Span, Step
 from kvbench.engine.batch import ENDLESS
 from kvbench.engine.cache import Cache
 from kvbench.engine.engine import Engine
+from kvbench.engine.fault import Edge
 from kvbench.engine.holding import Holding
 from kvbench.engine.store import Line
 
@@ -143,6 +144,12 @@ class Node:
                 self.growth -= grown
                 task.ahead, task.growth = 0, task.growth - grown
 
+    def refusals(self) -> list[Edge]:
+        """What its engine tells of faults and the cluster does not know by itself. Taken away from it."""
+        told = [edge for edge in self.engine.passed if edge.edge == "refusal"]
+        self.engine.passed.clear()
+        return told
+
     def lose(self) -> None:
         """Everything on the node is gone: its cache, and what its jobs had computed. The answers so far are not."""
         self.losses += 1
@@ -153,12 +160,15 @@ class Node:
                 task.cached = done.cached if any(begun) and task.cached is None else task.cached
                 task.preempted += done.preempted
                 task.running = False
+        self.engine.close()  # its real files are the next engine's
         self.up = False
 
     def come_back(self, now: Seconds) -> None:
         """A fresh engine, empty."""
         self.engine = self.build()
         self.engine.advance(now)
+        self.engine.passed.clear()  # what struck before was counted on the engine that it struck
+        self.engine.harm.tally.clear()
         self.up = self.known = True
 
     def check(self) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 LEVELS: tuple[str, ...] = (
     "up", "held", "nodes_up", "imbalance",
     "kv_usage", "cached_share", "running", "waiting", "gpu_memory", "slot_efficiency", "power", "quota", "fragmentation",
+    "leaked_blocks",
     "delta_saving", "ssd_dwpd", "ssd_life_years", "ssd_real_write_rate", "ssd_real_read_rate", "ssd_real_stopped",
     *(f"tier_{tier}_{what}" for tier in ("host", "ssd", "remote") for what in ("used", "queue")),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from kvbench.engine import Cost, Step
 from kvbench.engine.admission import Admission, Everything, Frequency, Presence
 from kvbench.engine.cost import COSTS
 from kvbench.engine.disk import Disk
-from kvbench.engine.evict.policies import POLICIES
+from kvbench.engine.evict.policies import POLICIES, unknown
 from kvbench.engine.hierarchy import Hierarchy, Rules
 from kvbench.engine.level import Level
 from kvbench.engine.stack import Stack
@@ -45,7 +45,7 @@ class TierSpec(_Spec):
     @classmethod
     def _policy(cls, value: str) -> str:
         if value not in POLICIES:
-            raise ValueError(f"policy {value!r} is unknown: one of {', '.join(POLICIES)}")
+            raise ValueError(unknown(value))
         return value
 
     @property

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from kvbench.serve import Tokens, asks, shapes
 from kvbench.serve.asks import RefusedError, Said
 from kvbench.serve.content import Contents
 from kvbench.serve.events import Ledger, Publisher
-from kvbench.serve.http import JSON, Asked, Connection
+from kvbench.serve.http import Asked, Connection
 from kvbench.serve.pacing import Pace
 from kvbench.serve.page import Page
 from kvbench.serve.replies import Replies, Reply, answer_key
@@ -101,6 +101,7 @@ class Server:
         for connection in list(self._alive):
             connection.transport.abort()
         self.pace.close()
+        self.machine.close()
         if self.feed is not None:
             self.feed.publisher.close()
 
@@ -137,6 +138,7 @@ class Server:
                 if why is not None:
                     for before in parts[:at]:
                         self.machine.cancel(before.job.id, now)
+                    self._forget([one.job.id for one in parts])
                     raise self._turned_away(why)
             reply = Reply(ask, head, to, round(now * 1e9), parts)
             to.gone = lambda: self._gone(reply)
@@ -153,10 +155,18 @@ class Server:
 
     def _gone(self, reply: Reply) -> None:
         self.replies.drop(reply, self.pace.pump())
+        self._forget([part.job.id for part in reply.parts])
         self.pace.arm()
 
     def _deliver(self, span: Span) -> None:
         self.replies.deliver(span)
+        self._forget([done.id for done in span.done])
+
+    def _forget(self, jobs: Sequence[int]) -> None:
+        """These are over: no block of theirs will be stored any more."""
+        for ledger in self.feed.ledgers if self.feed is not None else ():
+            for job in jobs:
+                ledger.forget(job)
 
     def _settled(self) -> None:
         """All spans of a moment are with their replies: write, and tell the KV events."""
@@ -203,6 +213,3 @@ class Server:
         self.pace.pump()
         self.pace.arm()
         to.respond(200, self.page.text(), CONTENT_TYPE_LATEST)
-
-
-__all__ = ["JSON", "Feed", "Server"]

@@ -30,6 +30,8 @@ class Ledger:
     def __init__(self, block: int) -> None:
         self.block = block
         self._events: list[dict[str, Any]] = []
+        self._resident: set[tuple[int, Key]] = set()
+        self._leaving: list[tuple[int, Key]] = []  # in a reset that is being told of
         self._known: dict[int, tuple[dict[Key, tuple[int, int]], list[Chain], list[list[int]], str]] = {}
 
     def watch(self, job: Job, prompt: list[int], answers: list[tuple[int, list[int]]], salt: str) -> None:
@@ -48,13 +50,27 @@ class Ledger:
     def hear(self, access: Access) -> None:
         """A listener of the engine's tape."""
         if access.op == "reset":
-            self._events.append({"type": "AllBlocksCleared"})
+            self._reset(access.key, access.group)
         elif access.tier != "gpu" or access.key is None:
             return
         elif access.op == "store":
             self._stored(access.key, access.job, access.group)
-        elif access.op == "evict":
-            self._removed(access.key & _UNSIGNED, access.group)
+        elif access.op == "evict" and (access.group, access.key) in self._resident:
+            self._removed(access.key, access.group)
+
+    def _reset(self, key: Key | None, group: int) -> None:
+        """One row for each block that leaves, then one for the whole. A fault's reset spares what requests hold."""
+        if key is not None:
+            if (group, key) in self._resident:
+                self._leaving.append((group, key))
+            return
+        leaving, self._leaving = self._leaving, []
+        if self._resident == set(leaving):
+            self._resident.clear()
+            self._events.append({"type": "AllBlocksCleared"})
+        else:
+            for one in leaving:
+                self._removed(one[1], one[0])
 
     def _stored(self, key: Key, job_id: int, group: int) -> None:
         if job_id not in self._known or key not in self._known[job_id][0]:
@@ -62,6 +78,7 @@ class Ledger:
         places, chains, texts, salt = self._known[job_id]
         choice, at = places[key]
         block, parent = self.block, chains[choice].keys[at - 1] & _UNSIGNED if at else None
+        self._resident.add((group, key))
         ids = texts[choice][at * block : (at + 1) * block]
         extra = [salt] if salt and not at else None
         last = self._events[-1] if self._events else {}
@@ -76,12 +93,15 @@ class Ledger:
             "kv_cache_spec_kind": "full_attention",
         })  # fmt: skip
 
-    def _removed(self, key: int, group: int) -> None:
+    def _removed(self, key: Key, group: int) -> None:
+        self._resident.discard((group, key))
         last = self._events[-1] if self._events else {}
         if last.get("type") == "BlockRemoved" and last["group_idx"] == group:
-            last["block_hashes"].append(key)
-        else:
-            self._events.append({"type": "BlockRemoved", "block_hashes": [key], "medium": "GPU", "group_idx": group})
+            last["block_hashes"].append(key & _UNSIGNED)
+            return
+        self._events.append({
+            "type": "BlockRemoved", "block_hashes": [key & _UNSIGNED], "medium": "GPU", "group_idx": group,
+        })  # fmt: skip
 
     def take(self) -> list[dict[str, Any]]:
         events, self._events = self._events, []

@@ -23,8 +23,7 @@ def test_bytes_per_token_fall_from_the_models_own_to_less_than_a_fifth() -> None
 
 
 def test_retention_and_admission_go_from_computing_less_to_keeping_less() -> None:
-    assert settings(0.0) == {"retain": 30.0, "retain_tokens": 0, "admission": "prompt", "preallocate": 0.9}
-    assert settings(0.3)["preallocate"] == 0.5
+    assert settings(0.0) == {"retain": 30.0, "retain_tokens": 0, "admission": "prompt"}
     assert settings(1.0) == {"retain": 0.0, "retain_tokens": 64, "admission": "chunk"}
 
 

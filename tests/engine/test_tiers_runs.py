@@ -103,3 +103,14 @@ def test_on_a_recorded_agents_trace_delta_writes_save_what_the_prefix_cache_hits
     assert gauges["delta_saving"] == pytest.approx(1 - new / whole)
     assert gauges["tier_ssd_written_bytes"] == new * 64 * 131072
     assert gauges["hit_tokens"] / gauges["query_tokens"] == pytest.approx(1 - new / whole, abs=0.01)
+
+
+def test_each_node_of_a_cluster_has_files_of_its_own_and_finds_them_after_a_loss(tmp_path: Path) -> None:
+    text = TEXT.replace("  hardware: rtx-4090\n", "  hardware: rtx-4090\n  cluster: {replicas: 2}\n")
+    tiers = (
+        f"tiers: {{ssd: {{capacity: 64MiB, real: {tmp_path}/kv}}}}\n  faults: [{{kind: node_loss, node: 1, at: 10s, for: 10s}}]"
+    )
+    whole = simulated(text.replace("TIERS", tiers), tmp_path)
+    assert all(record.outcome == "ok" for record in whole.records)
+    for node in (0, 1):
+        assert list((tmp_path / f"kv/node-{node}").glob("segment-*.kv"))
