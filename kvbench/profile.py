@@ -69,6 +69,12 @@ class EngineProfile(Profile):
     victim: Literal["last", "least_computed", "most_blocks"] = Field(
         default="last", description="who loses its blocks when they run out, of those that the step has not scheduled yet"
     )
+    prefill: Literal["chunked", "whole"] = Field(
+        default="chunked", description="a prompt is computed in pieces that fit the steps' token budget, or whole in one step"
+    )
+    preallocate: Share | None = Field(
+        default=None, gt=0, le=1, description="reserve blocks for this quantile of a class's answers; absent: on demand"
+    )
     max_waiting: int | None = Field(default=None, ge=1, description="with so many waiting a new request is refused (503)")
     retain: Duration = Field(default=0.0, description="content younger than this stays while another block can go")
     retain_tokens: int = Field(default=0, ge=0, description="content of sequences shorter than this is not kept")

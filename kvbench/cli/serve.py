@@ -122,6 +122,7 @@ def _build(
 ) -> "Server":
     from kvbench.compose import build_machine
     from kvbench.engine.tape import Access
+    from kvbench.profile import layout
     from kvbench.serve.app import Feed, Server
     from kvbench.serve.events import Ledger, Publisher
     from kvbench.serve.tokens import Plain, Real
@@ -130,6 +131,10 @@ def _build(
     if replay is not None and endpoint is None:
         raise ValueError("--kv-replay answers who missed KV events: give --kv-events too")
     feed, listeners = None, []
+    if endpoint is not None and (
+        spec.load_layers() is not None or len(layout(spec.load_model(), spec.load_engine().block).groups) > 1
+    ):
+        raise ValueError("--kv-events tells of one group of layers; this target has several. Leave one of the two out")
     if endpoint is not None:
         ledgers = [Ledger(spec.load_engine().block) for _ in range(len(spec.cluster.members()) if spec.cluster else 1)]
 

@@ -3,6 +3,14 @@
 When blocks run out a sequence is preempted (profile.victim; vLLM's is the one admitted last): it loses all its blocks, goes back
 to its place in the queue and computes everything again (what is still resident of it counts as found). Nothing is admitted in a
 step that preempted.
+
+`prefill: whole` never cuts a prompt (what a sequence lost to a preemption is computed like one): it waits until all that is left
+of it to compute fits the rest of a step's budget, beside whatever decodes. One that is longer than a whole budget has a step
+alone: it goes first, and the running sequences wait for that step. What a prompt found in a tier below is loaded first; its rest
+is then computed in its turn even where that exceeds the step's budget, which is then used up.
+
+`preallocate` reserves, with the blocks of admission, those of the predicted answer (predict.py). What an answer needs beyond
+them is taken on demand.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,6 +23,7 @@ from kvbench.core import Nanos, reply_key
 from kvbench.engine import Job
 from kvbench.engine.cache import Cache
 from kvbench.engine.holding import Found
+from kvbench.engine.predict import Lengths
 from kvbench.engine.sequence import ORDERS, VICTIMS, Queue, Sequence
 from kvbench.profile import EngineProfile
 
@@ -70,6 +79,8 @@ class Batch:
         self.cached: dict[int, int] = {}  # job id -> prompt tokens found at its first admission
         self.conditions: list[Condition] = []
         self._victim = VICTIMS[profile.victim]
+        self._whole = profile.prefill == "whole"
+        self._lengths = Lengths(profile.preallocate) if profile.preallocate is not None else None
         self._arrivals = 0
 
     def arrive(self, job: Job, choice: int) -> Sequence:
@@ -88,6 +99,8 @@ class Batch:
         """Schedule the next step, take its blocks and publish those it fills: later admissions of the same step hit them."""
         plan = Plan()
         budget = self.profile.max_num_batched_tokens
+        if self._whole and self._alone(plan, budget):
+            return plan
         at = 0
         while at < len(self.running) and budget:
             sequence = self.running[at]
@@ -95,10 +108,10 @@ class Batch:
                 self._later(plan, sequence)
                 at += 1
                 continue
-            tokens = min(sequence.known, sequence.computed + budget)
+            tokens = sequence.known if self._whole else min(sequence.known, sequence.computed + budget)
             if tokens >= sequence.holding.edge and not self._room(sequence, tokens, at, plan):
                 break
-            budget -= tokens - sequence.computed
+            budget = max(0, budget - (tokens - sequence.computed))
             self._schedule(plan, sequence, tokens)
             at += 1
         whole = at == len(self.running) and not plan.preempted
@@ -132,27 +145,53 @@ class Batch:
     def _admit(self, plan: Plan, budget: int) -> bool:
         """Take from the queue what fits. True when the head of the queue has to wait for blocks or for a place."""
         while self.waiting and budget:
-            if len(self.running) >= self.profile.max_num_seqs:
+            taken = self._admit_first(plan, budget)
+            if taken is None:
                 return True
-            sequence = self.waiting[0]
-            # The last known token is always computed, so that there is something to sample from: a hit never covers it.
-            most = sequence.known - 1
-            found = self.cache.find(sequence.holding, most)
-            new = min(sequence.known - found.tokens, budget)
-            target = sequence.known if self.profile.admission == "prompt" else found.tokens + new
-            fits = self.cache.fits(sequence.holding, found, target)
-            if not fits or not all(condition.admit(sequence) for condition in self.conditions):
-                return True
-            self.waiting.pop()
-            self._enter(sequence, found, most)
-            self.running.append(sequence)
-            if sequence.ready > self.cache.now:
-                self._later(plan, sequence)
-                continue
-            self.cache.grow(sequence.holding, found.tokens + new, found.tokens)
-            budget -= new
-            self._schedule(plan, sequence, found.tokens + new)
+            budget -= taken
         return False
+
+    def _admit_first(self, plan: Plan, budget: int) -> int | None:
+        """Let the head of the queue in. Returns the tokens of it that the step computes, None when it has to wait."""
+        if len(self.running) >= self.profile.max_num_seqs:
+            return None
+        sequence = self.waiting[0]
+        # The last known token is always computed, so that there is something to sample from: a hit never covers it.
+        most = sequence.known - 1
+        found = self.cache.find(sequence.holding, most)
+        new = min(sequence.known - found.tokens, budget)
+        if self._whole and found.tokens + new < sequence.known:
+            return None
+        target = sequence.known if self.profile.admission == "prompt" else found.tokens + new
+        reserved = self._reserved(sequence)
+        fits = self.cache.fits(sequence.holding, found, max(target, reserved))
+        if not fits or not all(condition.admit(sequence) for condition in self.conditions):
+            return None
+        self.waiting.pop()
+        self._enter(sequence, found, most)
+        self.cache.reserve(sequence.holding, reserved)
+        self.running.append(sequence)
+        if sequence.ready > self.cache.now:
+            self._later(plan, sequence)
+            return 0
+        self.cache.grow(sequence.holding, found.tokens + new, found.tokens)
+        self._schedule(plan, sequence, found.tokens + new)
+        return new
+
+    def _alone(self, plan: Plan, budget: int) -> bool:
+        """Where the head of the queue has more to compute than `budget`, a whole step's: whether this step is its."""
+        if not self.waiting or self.waiting[0].known <= budget:
+            return False
+        head = self.waiting[0]
+        if head.known - self.cache.find(head.holding, head.known - 1).tokens > budget:
+            self._admit_first(plan, head.known)
+        return plan.work
+
+    def _reserved(self, sequence: Sequence) -> int:
+        """Tokens to hold blocks for from admission on, whatever of them is known yet. 0: on demand."""
+        if self._lengths is None:
+            return 0
+        return sequence.prompt + self._lengths.predict(sequence.job.cls, sequence.job.max_tokens) - 1  # the last is never cached
 
     def _enter(self, sequence: Sequence, found: Found, most: int) -> None:
         """Reference what was found. Lookups are counted once per job: later admissions of it would flatter the hit rate."""
@@ -215,6 +254,8 @@ class Batch:
             self.running.remove(sequence)
         else:
             self.waiting.remove(sequence)
+        if self._lengths is not None and sequence.known == sequence.end:
+            self._lengths.ended(sequence.job.cls, sequence.generated)
         self.cache.ended(sequence.holding)
         self._release(sequence, ended=True)
 

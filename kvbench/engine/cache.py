@@ -115,6 +115,12 @@ class Cache:
         holding.partial = self._partial(found)
         return ready
 
+    def reserve(self, holding: Holding, tokens: int) -> None:
+        """Take blocks for `tokens` tokens ahead of their steps; windows and states need none. `fits` was asked for as many."""
+        for group, table in zip(self.groups, holding.tables, strict=True):
+            if group.window is None and not group.state:
+                table.blocks += group.pool.allocate(max(0, -(-tokens // group.block) - len(table.blocks)), holding.job)
+
     def count(self, found: Found, prompt: int) -> None:
         """A job's look-up, for the hit rate of each group."""
         for group, count, lower in zip(self.groups, found.counts, found.lower, strict=True):
@@ -162,8 +168,7 @@ class Cache:
                 if self.below is not None:
                     self.below.stored(at, key, BlockInfo(before, number, block), self._now)
             table.published = full
-        edge = len(blocks) * block
-        return edge if edge > tokens else tokens + 1
+        return min((full + 1) * block, len(blocks) * block + 1)
 
     def _stamp(self, token: int) -> None:
         """Steps are handed out many at a time: what the tape is told next happened when the sequence came to `token`."""

@@ -234,7 +234,7 @@ class AllocRetry(Fault):
     """A share of the allocations fails at first, as with CUDA's caching allocator: everything cached that nobody uses is flushed,
     and the step waits for it. Which ones follows from the run's seed."""
 
-    share: Part = Field(description="of the allocations that fail, an allocation being what one sequence needs in one step")
+    share: Part = Field(description="of the blocks taken, each by itself")
     pause: Span = Field(description="that each flush adds to the step")
 
     def begin(self, engine: "Engine", now: Nanos) -> None:

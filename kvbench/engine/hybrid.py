@@ -118,8 +118,7 @@ class HybridCache(Cache):
             blocks += group.pool.allocate(1, job)
         self._publish(group, table, tokens, job)
         self._slide(group, table, computed)
-        edge = len(blocks) * group.block
-        edge = edge if edge > tokens else tokens + 1
+        edge = min((tokens // group.block + 1) * group.block, len(blocks) * group.block + 1)
         return edge if group.window is None else min(edge, (table.passed + 1) * group.block + group.window)
 
     def _publish(self, group: Group, table: Table, tokens: int, job: int) -> None:
@@ -216,5 +215,5 @@ def hybrid_cache(
     if below is not None:
         raise ValueError(f"{model.name} has layers that are not full attention: tiers below the device cannot hold their KV here")
     longest = engine.limit(model)
-    inflight = engine.max_num_batched_tokens
+    inflight = longest if engine.prefill == "whole" else engine.max_num_batched_tokens
     return HybridCache(groups, layout(model, engine.block, count), inflight, longest, tape, engine.retain_tokens)

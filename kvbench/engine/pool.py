@@ -1,8 +1,7 @@
 """The paged block pool: reference counts, and an index from content hash to block. Block 0 is the null block, never handed out.
 
 A block is *referenced* (a live sequence holds it, or a fault pins it), *cached* (nobody does, but its content is in the index) or
-*empty*. A *wide* block has further ones beside it: content that is not encoded yet; they are referenced and leave with it.
-Blocks without content are taken before any cached one leaves; blocks are returned tail first (both as vLLM does). One
+*empty*. Blocks without content are taken before any cached one leaves; blocks are returned tail first (both as vLLM does). One
 difference from vLLM: when a sequence computes content that is already resident, it adopts the resident block and returns its own.
 """
 
@@ -44,14 +43,13 @@ class Pool:
         self._born: list[Nanos] = [0] * blocks  # when a block got its content
         self._key: list[Key | None] = [None] * blocks
         self._refs = [0] * blocks
-        self._wide: dict[int, list[int]] = {}  # the blocks beside a wide one
         self._empty = list(range(blocks - 1, 0, -1))  # a stack: what was freed last is taken first
         self._gone: list[int] = []  # blocks that `resize` took away
         self._referenced = 0
         self._claimed = 0  # blocks that faults want
         self._held: list[int] = []  # of those, what they have: fewer only while nothing is free
         self._lost: Counter[int] = Counter()  # references that nobody will drop, by block
-        self.doubts: list[Callable[[], None]] = []  # of faults: each is called before an allocation
+        self.doubts: list[Callable[[], None]] = []  # of faults: each is called before a block is taken
 
     @property
     def free(self) -> int:
@@ -82,49 +80,30 @@ class Pool:
 
     def unreferenced(self, keys: Iterable[Key]) -> int:
         """How many of these resident keys nobody references: taking them uses up free blocks."""
-        blocks = [block for block in map(self.index.__getitem__, keys) if not self._refs[block]]
-        return len(blocks) + (self._beside(blocks) if self._wide else 0)
-
-    def _beside(self, blocks: Iterable[int]) -> int:
-        return sum(len(self._wide.get(block, ())) for block in blocks)
-
-    def widen(self, block: int, more: int) -> None:
-        """Put `more` blocks beside the referenced `block`. The caller has checked `free`."""
-        self._wide[block] = [self._empty.pop() if self._empty else self._evict() for _ in range(more)]
-        self._referenced += more
-
-    def narrow(self, block: int) -> bool:
-        """Give back what lies beside the referenced `block`; whether anything did."""
-        beside = self._wide.pop(block, [])
-        self._referenced -= len(beside)
-        self._empty += beside
-        return bool(beside)
+        return sum(not self._refs[self.index[key]] for key in keys)
 
     def take(self, keys: Iterable[Key], job: int = -1, again: bool = False) -> list[int]:
         """Reference the blocks of resident keys."""
         taken = []
         for key in keys:
             block = self.index[key]
-            self._reference(block)
+            if not self._refs[block]:
+                self._referenced += 1
+            self._refs[block] += 1
             self.policy.hit(key)
             if self.tape is not None:
                 self.tape.note("hit", key, self.group, job, block, again=again)
             taken.append(block)
         return taken
 
-    def _reference(self, block: int) -> None:
-        if not self._refs[block]:
-            self._referenced += 1 + len(self._wide.get(block, ()))
-        self._refs[block] += 1
-
     def allocate(self, count: int, job: int = -1) -> list[int]:
         """`count` blocks without content, referenced once. The caller has checked `free`; RuntimeError otherwise."""
         if count > self.free:
             raise RuntimeError(f"{count} blocks asked for, {self.free} free")
-        for doubt in self.doubts if count else ():
-            doubt()
         taken = []
         for _ in range(count):
+            for doubt in self.doubts:
+                doubt()
             block = self._empty.pop() if self._empty else self._evict()
             self._refs[block] = 1
             if self.tape is not None:
@@ -151,8 +130,6 @@ class Pool:
         """The hash leaves the index before the block is used again: no stale hits."""
         block = self.index.pop(key)
         self._key[block] = None
-        if self._wide:
-            self._empty += self._wide.pop(block, [])
         return block
 
     def _pinned(self, key: Key) -> bool:
@@ -175,7 +152,9 @@ class Pool:
             return block
         if resident != block:
             self.release([block])
-            self._reference(resident)
+            if not self._refs[resident]:
+                self._referenced += 1
+            self._refs[resident] += 1
             self.policy.hit(key)
         return resident
 
@@ -209,8 +188,6 @@ class Pool:
             if refs == 1:
                 self._referenced -= 1
                 key = self._key[block]
-                if self._wide:
-                    self._unreferenced(block, key)
                 if self.tape is not None:
                     tokens = self.tokens if key is not None else valid.get(block, 0)
                     self.tape.note("free", key, self.group, -1, block, tokens=tokens)
@@ -220,11 +197,6 @@ class Pool:
                     self.policy.free(key)
         if self._claimed > len(self._held):
             self._collect()
-
-    def _unreferenced(self, block: int, key: Key | None) -> None:
-        self._referenced -= len(self._wide.get(block, ()))
-        if key is None:
-            self._empty += self._wide.pop(block, [])
 
     def resize(self, usable: int) -> None:
         """Have `usable` blocks from now on. Empty blocks leave first, then cached ones. RuntimeError where too few are free."""
@@ -288,14 +260,9 @@ class Pool:
         assert all(self._key[block] is None for block in self._held), "a pinned block has content"
         assert self._refs[0] == 0, "the null block was handed out"
         assert self._key[0] is None, "the null block has content"
-        beside = [each for row in self._wide.values() for each in row]
-        assert all(not self._refs[each] and self._key[each] is None for each in beside), "a block beside a wide one is in use"
-        assert not set(beside) & set(self._empty), "a block beside a wide one is empty"
-        used = [block for block, refs in enumerate(self._refs) if refs]
-        assert self._referenced == len(used) + self._beside(used), "referenced is miscounted"
+        assert self._referenced == sum(refs > 0 for refs in self._refs), "referenced is miscounted"
         assert {key: block for block, key in enumerate(self._key) if key is not None} == self.index, "index and blocks disagree"
-        assert set(self._wide) <= {*used, *self.index.values()}, "an empty block is wide"
-        cached = self.unreferenced(self.index)
+        cached = sum(self._refs[block] == 0 for block in self.index.values())
         assert len(set(self._empty)) == len(self._empty), "a block is empty twice"
         assert all(not self._refs[block] and self._key[block] is None for block in self._empty), "an empty block is in use"
         assert len(self._empty) + cached + self._referenced == self.usable, "empty + cached + referenced differ from the total"

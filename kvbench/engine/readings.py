@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 LEVELS: tuple[str, ...] = (
     "up", "held", "nodes_up", "imbalance",
-    "kv_usage", "cached_share", "running", "waiting", "gpu_memory", "slot_efficiency", "power", "quota", "fragmentation",
+    "kv_usage", "cached_share", "running", "waiting", "gpu_memory", "slot_efficiency", "reserved_share", "power",
+    "quota", "fragmentation",
     "leaked_blocks",
     "delta_saving", "ssd_dwpd", "ssd_life_years", "ssd_real_write_rate", "ssd_real_read_rate", "ssd_real_stopped",
     *(f"tier_{tier}_{what}" for tier in ("host", "ssd", "remote") for what in ("used", "queue")),
@@ -43,6 +44,8 @@ def gauges(engine: "Engine") -> dict[str, float]:
         found |= {"power": engine.meter.idle + engine.watts, "energy": engine.meter.total(engine.until)}
     if cache.below is not None:
         found |= cache.below.gauges(engine.until)
+    if engine.profile.preallocate is not None:
+        found["reserved_share"] = reserved_share(engine)
     efficiency = slot_efficiency(engine)
     return found if efficiency is None else found | {"slot_efficiency": efficiency}
 
@@ -56,6 +59,19 @@ def groups(cache: Cache) -> dict[str, float]:
         found |= {f"kv_usage_{name}": pool.referenced / pool.usable, f"quota_{name}": pool.usable * group.bytes / total}
         found |= {f"lookup_tokens_{name}": float(group.lookups), f"hit_tokens_{name}": float(group.hits)}
     return found
+
+
+def reserved_share(engine: "Engine") -> float:
+    """Bytes of blocks that running sequences hold beyond the one in which their next token goes / those of all usable blocks."""
+    reserved = total = 0.0
+    for at, group in enumerate(engine.cache.groups):
+        tables = [(s.computed, s.holding.tables[at]) for s in engine.batch.running if not group.state]
+        begun = [max(computed, table.published * group.block) // group.block + 1 for computed, table in tables]
+        ahead = sum(max(0, len(table.blocks) - used) for used, (_, table) in zip(begun, tables, strict=True))
+        reserved += ahead * group.bytes
+    for pool in engine.cache.pools:
+        total += pool.usable * next(group.bytes for group in engine.cache.groups if group.pool is pool)
+    return reserved / total
 
 
 def slot_efficiency(engine: "Engine") -> float | None:

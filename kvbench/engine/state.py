@@ -8,7 +8,7 @@ from kvbench.core import Seconds
 from kvbench.engine.node import Node
 from kvbench.engine.readings import LEVELS
 
-SHARES = ("kv_usage", "cached_share", "gpu_memory", "slot_efficiency")
+SHARES = ("kv_usage", "cached_share", "gpu_memory", "slot_efficiency", "reserved_share")
 OOM = ("kv_too_small", "oom")
 """Why a request failed for lack of cache memory: it can never fit, or it lost its blocks too often."""
 

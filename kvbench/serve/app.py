@@ -158,9 +158,9 @@ class Server:
         self._forget([part.job.id for part in reply.parts])
         self.pace.arm()
 
-    def _deliver(self, span: Span) -> None:
-        self.replies.deliver(span)
-        self._forget([done.id for done in span.done])
+    def _deliver(self, spans: list[Span]) -> None:
+        self.replies.deliver(spans)
+        self._forget([done.id for span in spans for done in span.done])
 
     def _forget(self, jobs: Sequence[int]) -> None:
         """These are over: no block of theirs will be stored any more."""
@@ -173,9 +173,8 @@ class Server:
         self.replies.flush()
         if self.feed is not None:
             for rank, ledger in enumerate(self.feed.ledgers):
-                events = ledger.take()
-                if events:
-                    self.feed.publisher.publish(self._anchor + self.clock.now(), events, rank)
+                for at, events in ledger.take():
+                    self.feed.publisher.publish(self._anchor + self.pace.shown(at), events, rank)
 
     def _tokenize(self, asked: Asked, to: Connection) -> None:
         body = asks.decoded(asked.body, TokenizeBody)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from kvbench.core import Nanos
 from kvbench.engine import Job, Key
 from kvbench.engine.chain import Chain, root
 from kvbench.engine.tape import Access
@@ -22,21 +23,22 @@ _ENDLESS = 1 << 62
 
 
 class Ledger:
-    """Accesses of one replica into events, in order. `take` hands over those since the last call.
+    """Accesses of one replica into events, in order. `take` hands over those since the last call, a batch for each moment.
 
     The token ids behind a key are known while a request that has them is under way, which it is when its blocks are stored.
     """
 
     def __init__(self, block: int) -> None:
         self.block = block
-        self._events: list[dict[str, Any]] = []
+        self._batches: list[tuple[Nanos, list[dict[str, Any]]]] = []
+        self._events: list[dict[str, Any]] = []  # of the last of them
         self._resident: set[tuple[int, Key]] = set()
         self._leaving: list[tuple[int, Key]] = []  # in a reset that is being told of
         self._known: dict[int, tuple[dict[Key, tuple[int, int]], list[Chain], list[list[int]], str]] = {}
 
     def watch(self, job: Job, prompt: list[int], answers: list[tuple[int, list[int]]], salt: str) -> None:
         """A job begins. answers: (content key, token ids) of each choice."""
-        chains = [Chain((*job.segments, (key, _ENDLESS)), self.block, root(job.salt)) for key, _ in answers]
+        chains = [Chain((*job.segments, (key, _ENDLESS)), self.block, root(job.salt, 0)) for key, _ in answers]
         texts = [prompt + ids for _, ids in answers]
         places: dict[Key, tuple[int, int]] = {}
         for choice, (chain, ids) in enumerate(zip(chains, texts, strict=True)):
@@ -49,6 +51,9 @@ class Ledger:
 
     def hear(self, access: Access) -> None:
         """A listener of the engine's tape."""
+        if not self._batches or self._batches[-1][0] != access.t:
+            self._events = []
+            self._batches.append((access.t, self._events))
         if access.op == "reset":
             self._reset(access.key, access.group)
         elif access.tier != "gpu" or access.key is None:
@@ -103,9 +108,10 @@ class Ledger:
             "type": "BlockRemoved", "block_hashes": [key & _UNSIGNED], "medium": "GPU", "group_idx": group,
         })  # fmt: skip
 
-    def take(self) -> list[dict[str, Any]]:
-        events, self._events = self._events, []
-        return events
+    def take(self) -> list[tuple[Nanos, list[dict[str, Any]]]]:
+        """(engine time in ns, events) of each moment that has any."""
+        batches, self._batches = self._batches, []
+        return [batch for batch in batches if batch[1]]
 
 
 class Publisher:
@@ -182,5 +188,6 @@ class Publisher:
     def close(self) -> None:
         if self._replay is not None:
             self._remove_reader(self._replay.getsockopt(self._zmq.FD))
+            self._replay.close(0)
             self._replay = None
         self._context.destroy(linger=0)

@@ -12,10 +12,10 @@ from kvbench.engine import Machine, Span
 
 
 class Pace:
-    """deliver: called with each span, in order; settled: called after those of one moment."""
+    """deliver: called with the spans of one moment, in order; settled: called after it."""
 
     def __init__(
-        self, machine: Machine, clock: Clock, speed: float, deliver: Callable[[Span], None], settled: Callable[[], None]
+        self, machine: Machine, clock: Clock, speed: float, deliver: Callable[[list[Span]], None], settled: Callable[[], None]
     ) -> None:
         if not 0 < speed <= 1e6:
             raise ValueError(f"speed is {speed:g}: from more than 0 to 1000000 times real time")
@@ -30,9 +30,7 @@ class Pace:
     def pump(self) -> Seconds:
         """Hand out what has happened by now. Returns the engine's time: what happens next happens then. Call arm() after it."""
         now = self.clock.ns() * self.speed / 1e9
-        spans = self.machine.advance(now)
-        for span in spans:
-            self._deliver(span)
+        self._deliver(self.machine.advance(now))
         self.machine.passed.clear()  # faults come and go unannounced, as they would
         self._settled()
         return now

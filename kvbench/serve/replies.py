@@ -65,6 +65,7 @@ class Replies:
         self.machine, self.contents, self.tokens, self.page, self.speed = machine, contents, tokens, page, speed
         self.live: dict[int, tuple[Reply, Part, int]] = {}  # by job; the part's first index among the request's choices
         self._touched: dict[int, Reply] = {}  # with events to be written, by identity
+        self._ended: dict[int, Done] = {}  # in the moment that is being delivered
         self._next = 0
 
     def job(self, ask: Ask, ids: list[int], salt: int) -> Part:
@@ -83,18 +84,23 @@ class Replies:
         if reply.ask.stream:
             reply.connection.begin()
 
-    def deliver(self, span: Span) -> None:
-        for done in span.done:
-            self.live[done.id][1].done = done
-        self.page.generated(len(span.tokens) * len(span.times))
-        for job_id, choice in span.tokens:
-            reply, part, at = self.live[job_id]
-            self._took(reply, part, part.choices[choice], at + choice, span.times)
-        for done in span.done:
-            reply, part, _ = self.live.pop(done.id)
-            self._remember(part)
-            if all(one.done for one in reply.parts):
-                self._finish(reply)
+    def deliver(self, spans: list[Span]) -> None:
+        """All that happened up to one moment."""
+        self._ended = {done.id: done for span in spans for done in span.done}  # the engine knows of these no longer
+        for span in spans:
+            self.page.generated(len(span.tokens) * len(span.times))
+            for job_id, choice in span.tokens:
+                reply, part, at = self.live[job_id]
+                self._took(reply, part, part.choices[choice], at + choice, span.times)
+            for done in span.done:
+                self._end(done)
+
+    def _end(self, done: Done) -> None:
+        reply, part, _ = self.live.pop(done.id)
+        part.done = done
+        self._remember(part)
+        if all(one.done for one in reply.parts):
+            self._finish(reply)
 
     def _took(self, reply: Reply, part: Part, choice: Choice, index: int, times: list[Nanos]) -> None:
         begin = choice.got
@@ -114,7 +120,7 @@ class Replies:
             choice.first = choice.last = times[0]
             self.page.first((times[0] - reply.arrived) / self.speed / 1e9)
             if not any(one.got for one in part.choices if one is not choice):
-                done = part.done or self.machine.progress(part.job.id)
+                done = self._ended.get(part.job.id) or self.machine.progress(part.job.id)
                 self.page.prompt(done.n_in, done.cached)
             times = times[1:]
         for time in times:

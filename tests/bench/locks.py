@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from statistics import median
 
-SHARDS, KEYS, RESIDENT, OPERATIONS = 16, 60_000, 30_000, 60_000
+SHARDS, KEYS, RESIDENT, OPERATIONS = 16, 60_000, 30_000, 200_000
 Index = tuple[list[OrderedDict[int, int]], list[threading.Lock]]
 Worker = Callable[[Index, list[int]], None]
 

@@ -3,6 +3,8 @@ storms of resets, oversized requests, failing allocations; and collectors that s
 
 import math
 import random
+import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -15,8 +17,10 @@ from kvbench.engine.engine import Engine
 from kvbench.engine.extent import FITS
 from kvbench.engine.faults import FAULTS, Fault, by_node
 from kvbench.engine.harm import Contiguous
+from kvbench.scenario import ScenarioError
 from tests.engine.test_engine import Log, job
 from tests.engine.test_faults import TEXT, by_second, drive, engine, fault, some_faults, submissions
+from tests.whole import simulated
 
 
 def one_by_one(built: Engine, *jobs: tuple[float, Job]) -> Log:
@@ -109,7 +113,7 @@ def test_a_double_free_is_refused_counted_and_told_and_nothing_else_breaks() -> 
 
 def test_what_is_freed_again_is_empty_cached_or_the_null_block() -> None:
     built = by_second(fault("double_free", at=1.5, every=100), blocks=4)
-    built.submit(job(0, 11, 2), 0.0)  # all 3 blocks
+    built.submit(job(0, 10, 2), 0.0)  # all 3 blocks, the last not full
     built.advance(1.5)
     assert (built.pool.free, built.pool.spare(), built.gauges()["double_frees"]) == (0, 0, 1)
     Log().run(built)
@@ -279,8 +283,8 @@ def test_each_failing_allocation_adds_its_pause_to_its_own_step() -> None:
     # Blocks are taken with the prompt (2), the 9th and the 13th token: in the steps of the answer's tokens 1, 2 and 6.
     built = by_second(fault("alloc_retry", at=0, share=1, pause=0.5))
     built.advance(0.0)
-    assert one_by_one(built, (0.0, job(0, 8, 6))).seconds(0) == [1.5, 3, 4, 5, 6, 7.5]
-    assert built.gauges()["alloc_retries"] == 3
+    assert one_by_one(built, (0.0, job(0, 8, 6))).seconds(0) == [2, 3.5, 4.5, 5.5, 6.5, 8]
+    assert built.gauges()["alloc_retries"] == 4
 
 
 def test_a_retry_flushes_what_nobody_uses() -> None:
@@ -338,7 +342,7 @@ def test_faults_go_to_their_nodes() -> None:
 
 
 def many_faults(rng: random.Random, until: float) -> list[Fault]:
-    """Of every kind that an engine can have, overlapping, over by `until`."""
+    """A few of every kind that an engine can have, overlapping, over by `until`: all of them together let nothing through."""
 
     def when() -> dict[str, float]:
         at = rng.uniform(0, 0.7 * until)
@@ -348,14 +352,15 @@ def many_faults(rng: random.Random, until: float) -> list[Fault]:
         return {**when(), "every": rng.uniform(low, high)}
 
     found = some_faults(rng, until)
-    found += [fault("leak", **when(), share=rng.choice([0.02, 0.1])), fault("double_free", **times(0.05, 1))]
+    found += [fault("leak", **when(), share=rng.choice([0.1, 0.5])), fault("double_free", **times(0.05, 1))]
     found += [FAULTS["fragmentation"].model_validate({**_spelt(when()), "fit": rng.choice([*FITS])}) for _ in range(2)]
     found += [
         FAULTS["reset_storm"].model_validate({**_spelt(times(0.1, 1)), "running": running}) for running in ("preempt", "refuse")
     ]
     found += [fault("oversized", **when(), share=rng.choice([0.3, 0.9, 2]), answer=rng.choice([1, 30])) for _ in range(2)]
     found += [fault("gc_pause", **times(0.2, 1), pause=rng.uniform(0.001, 0.1))]
-    return found + [fault("alloc_retry", **when(), share=rng.choice([0.1, 1]), pause=rng.uniform(0.001, 0.1)) for _ in range(2)]
+    found += [fault("alloc_retry", **when(), share=rng.choice([0.1, 1]), pause=rng.uniform(0.001, 0.05)) for _ in range(2)]
+    return rng.sample(found, 5)
 
 
 def _spelt(when: dict[str, float]) -> dict[str, float]:
@@ -404,26 +409,84 @@ def test_invariants_hold_and_what_is_left_is_what_leaked(seed: int, admission: s
     log.take(built.advance(100.0))
     built.check()
     assert set(log.done) == live
-    assert built.pool.referenced == built.pool.leaked == built.gauges()["leaked_blocks"]
+    assert built.pool.referenced == built.pool.leaked
     assert built.batch.conditions == built.pool.doubts == built.harm.slowed == []
     ends = [edge for edge in built.passed if edge.edge != "refusal"]
     assert len(ends) == 2 * len(faults)
-    assert len(built.passed) - len(ends) == built.gauges()["double_frees"] + built.gauges()["oversized_refused"]
+    assert len(built.passed) - len(ends) == built.harm.tally["double_frees"] + built.harm.tally["oversized_refused"]
+
+
+GAUGES = (
+    "leaked_blocks", "double_frees", "fragmentation", "extent_waits", "resets", "resets_failed", "oversized_refused", "gc_pauses",
+    "alloc_retries",
+)  # fmt: skip
 
 
 def test_the_loads_above_met_every_fault() -> None:
     """A property that holds since nothing happens would be no test."""
     met: dict[str, float] = {}
-    for seed in range(8):
+    for seed in range(30):
         rng = random.Random(seed)
         jobs, faults = submissions(rng, 40, 20), many_faults(rng, 3.0)
         built = engine(*faults, blocks=61, max_num_batched_tokens=256, seed=seed)
         for at, each in jobs:
             built.advance(at)
             built.submit(each, at)
-        built.advance(20.0)
-        for fault_ in faults:
-            for name, value in fault_.gauges(built).items():
-                met[name] = max(met.get(name, 0), value)
-    del met["fragmentation"]  # a level: over by then
+            for name in GAUGES:
+                met[name] = max(met.get(name, 0), built.gauges().get(name, 0))
     assert min(met.values()) > 0, met
+
+
+# ---- whole runs
+
+SCENARIO = """\
+name: faulty
+seed: 7
+target:
+  kind: sim
+  model: smollm2-135m
+  hardware: rtx-4090
+  settings: {blocks: 400}
+  CLUSTER
+  faults: FAULTS
+workload: {arrivals: {shape: constant, rate: 4/s}, prompt: 100, output: 16}
+phases: {steady: {for: 20s}, drain: {for: 10s}}
+"""
+
+
+def test_samples_and_events_tell_what_faults_left(tmp_path: Path) -> None:
+    faults = "[{kind: leak, at: 5s, for: 5s, share: 100%}, {kind: double_free, at: 2s, for: 3s, every: 2s}, " + (
+        "{kind: oversized, at: 4s, share: 200%}, {kind: fragmentation, fit: bin, at: 0s}]"
+    )
+    whole = simulated(SCENARIO.replace("FAULTS", faults).replace("  CLUSTER\n", ""), tmp_path)
+    told = {line["name"]: line["value"] for line in whole.lines("samples.jsonl")}
+    blocks = -(-(100 + 16 - 1) // 16)
+    assert told["leaked_blocks"] == 20 * blocks  # those that end from 5 to 10
+    assert told["kv_usage"] == pytest.approx(20 * blocks / 399)
+    assert (told["double_frees_total"], told["oversized_refused_total"], told["fragmentation"]) == (2, 1, 0)
+    events = [(line["t"], line["data"]["kind"]) for line in whole.lines("events.jsonl") if line["data"].get("edge") == "refusal"]
+    assert events == [(2, "double_free"), (4, "oversized"), (4, "double_free")]  # what begins goes before what strikes
+
+
+def test_a_fault_of_one_node_is_told_by_the_cluster(tmp_path: Path) -> None:
+    faults = "[{kind: double_free, node: 1, at: 2s, for: 3s, every: 2s}, {kind: leak, node: 0, at: 5s, for: 5s, share: 100%}]"
+    text = SCENARIO.replace("FAULTS", faults).replace("CLUSTER", "cluster: {replicas: 2, router: round_robin}")
+    whole = simulated(text, tmp_path)
+    told = {line["name"]: line["value"] for line in whole.lines("samples.jsonl") if not line["labels"]}
+    assert (told["double_frees_total"], told["leaked_blocks"]) == (2, 10 * 8)
+    events = [line["data"] for line in whole.lines("events.jsonl") if line["data"].get("edge") == "refusal"]
+    assert [data["node"] for data in events] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("fault_", "said"),
+    [
+        ("{kind: gc_pause, at: 1s, every: 1s, pause: 2s}", "nothing would ever run"),
+        ("{kind: slow, at: 1s, factor: 2, node: 3}", "for node 3: there is only node 0"),
+        ("{kind: slow_tier, tier: ssd, at: 1s, factor: 2}", "is no tier of target.tiers"),
+        ("{kind: leek, at: 1s, share: 5%}", "did you mean 'leak'"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_said_at_its_key(fault_: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=rf"target\.faults.*{re.escape(said)}"):
+        simulated(SCENARIO.replace("FAULTS", f"[{fault_}]").replace("  CLUSTER\n", ""), tmp_path)
