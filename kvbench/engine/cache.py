@@ -223,13 +223,7 @@ class Cache:
         def fits(steps: int) -> bool:
             return sum(-(-(steps - left) // block) for left in slack if steps > left) <= free
 
-        if fits(most):
-            return most
-        low, high = 1, most  # fits(low), not fits(high)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return furthest(1, most, fits)
 
     def usable_tokens(self) -> int:
         """Tokens of the longest sequence that fits when nothing else is there."""
@@ -282,3 +276,14 @@ class Cache:
                 resident = [group.pool.index.get(key) for key in table.chain.keys[table.passed : table.published]]
                 assert not any(table.blocks[: table.passed]), "a block out of the window is held"
                 assert resident == table.blocks[table.passed : table.published], "a published block is not the index's"
+
+
+def furthest(least: int, most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, where `least` does and all below one that fits do too."""
+    if fits(most):
+        return most
+    low, high = least, most  # low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from kvbench.core import Nanos
 from kvbench.engine import Below, Policy
-from kvbench.engine.cache import Cache
+from kvbench.engine.cache import Cache, furthest
 from kvbench.engine.holding import Found, Group, Holding, Table
 from kvbench.engine.pool import NOTHING, Pool
 from kvbench.engine.sequence import Sequence as Answer
@@ -157,22 +157,12 @@ class HybridCache(Cache):
         def fits(steps: int) -> bool:
             return sum(-(-(steps - left) // block) for left, block in slack if steps > left) <= free
 
-        if fits(most):
-            return most
-        low, high = 1, most  # fits(low), not fits(high)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return furthest(1, most, fits)
 
     def usable_tokens(self) -> int:
         """Tokens of the longest sequence, up to the longest allowed, that fits when nothing else is there."""
         usable = self.groups[0].pool.usable
-        low, high = 0, self._longest + 1  # low fits, high does not or is not allowed
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._cut.request_blocks(middle, self._inflight) <= usable else (low, middle)
-        return low
+        return furthest(0, self._longest, lambda tokens: self._cut.request_blocks(tokens, self._inflight) <= usable)
 
     def capacity(self) -> int:
         return self._cut.tokens(self.groups[0].pool.usable + 1, self._longest, self._inflight)

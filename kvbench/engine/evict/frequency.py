@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import count
 
 from kvbench.engine import BlockInfo, Key
-from kvbench.engine.evict.line import Ranks, last_resort
+from kvbench.engine.evict.line import Ranks
 
 
 class Lfu:
@@ -34,9 +34,7 @@ class Lfu:
         self._ranks.put(key, (self._uses[key], next(self._number)))
 
     def evict(self, pinned: Callable[[Key], bool], incoming: Key | None) -> Key:
-        key = self._ranks.pop(pinned)
-        if key is None:
-            key = last_resort([self._ranks], pinned)
+        key = self._ranks.evict(pinned)
         del self._uses[key]
         return key
 
@@ -75,9 +73,7 @@ class LengthAware:
         self._ranks.put(key, (uses, position, next(self._number)))
 
     def evict(self, pinned: Callable[[Key], bool], incoming: Key | None) -> Key:
-        key = self._ranks.pop(pinned)
-        if key is None:
-            key = last_resort([self._ranks], pinned)
+        key = self._ranks.evict(pinned)
         del self._uses[key]
         return key
 
@@ -120,9 +116,7 @@ class Gdsf:
         self._ranks.put(key, (priority, next(self._number)))
 
     def evict(self, pinned: Callable[[Key], bool], incoming: Key | None) -> Key:
-        key = self._ranks.pop(pinned)
-        if key is None:
-            key = last_resort([self._ranks], pinned)
+        key = self._ranks.evict(pinned)
         self._age = max(self._age, self._uses.pop(key)[2])  # a block that was pinned for long may be older than the last
         return key
 

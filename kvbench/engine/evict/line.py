@@ -122,6 +122,11 @@ class Ranks:
         self._entry.pop(key, None)
         return self._rank.pop(key, None) is not None
 
+    def evict(self, pinned: Callable[[Key], bool]) -> Key:
+        """Take out the key of the lowest rank that is not pinned. KeyError when all are."""
+        key = self.pop(pinned)
+        return last_resort([self], pinned) if key is None else key
+
 
 def last_resort(lines: Iterable[Line | Ranks], pinned: Callable[[Key], bool]) -> Key:
     """A key that was set aside and that nobody released, though it is no longer pinned. KeyError when there is none.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from kvbench.engine import BlockInfo, Key, Policy
-from kvbench.engine.evict.line import Ranks, last_resort
+from kvbench.engine.evict.line import Ranks
 
 
 def belady(future: Iterable[Key]) -> Callable[[int, int], Policy]:
@@ -46,8 +46,7 @@ class Belady:
         self._ranks.release(key)
 
     def evict(self, pinned: Callable[[Key], bool], incoming: Key | None) -> Key:
-        key = self._ranks.pop(pinned)
-        return last_resort([self._ranks], pinned) if key is None else key
+        return self._ranks.evict(pinned)
 
     def remove(self, key: Key) -> None:
         self._ranks.discard(key)

@@ -27,8 +27,7 @@ class Fifo:
         self._ranks.release(key)
 
     def evict(self, pinned: Callable[[Key], bool], incoming: Key | None) -> Key:
-        key = self._ranks.pop(pinned)
-        return last_resort([self._ranks], pinned) if key is None else key
+        return self._ranks.evict(pinned)
 
     def remove(self, key: Key) -> None:
         self._ranks.discard(key)
