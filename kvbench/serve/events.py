@@ -152,12 +152,6 @@ class Publisher:
             ) from None
         return socket
 
-    @property
-    def endpoints(self) -> list[str]:
-        """Where the sockets are."""
-        sockets = [self._socket] + ([self._replay] if self._replay is not None else [])
-        return [socket.getsockopt(self._zmq.LAST_ENDPOINT).rstrip(b"\0").decode() for socket in sockets]
-
     def publish(self, time: float, events: list[dict[str, Any]], rank: int) -> None:
         payload = msgspec.msgpack.encode([time, events, rank])
         number = self._number.to_bytes(8, "big")
