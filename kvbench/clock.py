@@ -35,11 +35,13 @@ class Clock:
         self.virtual = isinstance(loop, VirtualLoop)
         self._raw: Callable[[], Nanos] = loop.time_ns if isinstance(loop, VirtualLoop) else time.perf_counter_ns
         self.origin: Nanos = 0
+        self.wall = 0.0  # seconds since 1970 at 0: the anchor that places a run among other logs
         self.start()
 
     def start(self) -> None:
         """Make this instant 0. Called once more when everything is built, just before the first phase."""
         self.origin += self.ns()
+        self.wall = wall_time()
 
     def ns(self) -> Nanos:
         """Nanoseconds since the start of the run."""

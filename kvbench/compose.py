@@ -15,7 +15,9 @@ import numpy as np
 
 from kvbench.agenda import STREAMS, build_phases, seeds
 from kvbench.clock import Clock, stopwatch
+from kvbench.collect import CollectorError, Place
 from kvbench.core import Request, Seconds
+from kvbench.crew import Crew
 from kvbench.doubts import blind, overlong
 from kvbench.endpoint import Http, Sim
 from kvbench.engine import Machine
@@ -38,7 +40,7 @@ from kvbench.workload.mix import estimate
 from kvbench.workload.tokenizers import File, Ids, Server, Words
 
 __all__ = [
-    "STREAMS", "Opened", "build_controls", "build_nonce", "build_phases", "build_slos", "open_target", "seeds",
+    "STREAMS", "Opened", "build_controls", "build_nonce", "build_phases", "build_slos", "open_crew", "open_target", "seeds",
 ]  # fmt: skip
 
 
@@ -88,6 +90,20 @@ def build_machine(spec: Sim, seed: int, listeners: Sequence[Callable[[Access], N
     if spec.cluster is not None:
         return spec.cluster.build(model, spec.hardware, engine, seed, spec.faults, one)
     return one(0, spec.load_hardware(), seed, spec.faults)
+
+
+async def open_crew(scenario: Scenario, place: Place) -> Crew:
+    """The collectors that the scenario names, opened. Raises ScenarioError where a required one cannot work, or none can."""
+    specs = scenario.collect or []
+    if place.clock.virtual and specs:
+        text = "no machine can be read in virtual time: run with --real-time, or leave it out"
+        raise ScenarioError([Problem("", "collect", text)])
+    crew = Crew(place.clock, [spec.build(place) for spec in specs])
+    try:
+        await crew.open()
+    except CollectorError as error:
+        raise ScenarioError([Problem("", "collect", str(error))]) from None
+    return crew
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,11 @@ class EngineProfile(Profile):
     victim: Literal["last", "least_computed", "most_blocks"] = Field(
         default="last", description="who loses its blocks when they run out, of those that the step has not scheduled yet"
     )
+    max_preemptions: int | None = Field(
+        default=None,
+        ge=0,
+        description="a request that lost its blocks so often fails (oom) where it would lose them again; 0: at once; absent: never",
+    )
     prefill: Literal["chunked", "whole"] = Field(
         default="chunked", description="a prompt is computed in pieces that fit the steps' token budget, or whole in one step"
     )

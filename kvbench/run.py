@@ -11,7 +11,8 @@ from typing import Any
 
 from kvbench.clock import Clock
 from kvbench.control.gate import Gate
-from kvbench.core import Event, Nanos, Record, Sample, Seconds, Window
+from kvbench.core import Event, Nanos, Record, Sample, Seconds
+from kvbench.crew import Crew
 from kvbench.driver import Driver
 from kvbench.journal import Journal
 from kvbench.metrics.slots import Slots
@@ -19,6 +20,7 @@ from kvbench.metrics.window import window
 from kvbench.phases import Phase
 from kvbench.pilot import Controls, Pilot
 from kvbench.pulse import Pulse
+from kvbench.scribe import Scribe
 from kvbench.signals import Ear, ending
 from kvbench.sink import Sink, View
 from kvbench.target import Target
@@ -37,6 +39,7 @@ class Setup:
     controls: Controls = field(default_factory=Controls)
     sinks: Sequence[Sink] = ()
     view: View | None = None
+    crew: Crew | None = None  # collectors, opened
     length: Seconds = 10.0  # of a sliding window
     slide: Seconds = 1.0
     slos: dict[str, dict[str, Seconds]] = field(default_factory=dict)  # class -> per-request limits
@@ -50,8 +53,8 @@ class Run:
         self.slots = Slots(slos=setup.slos)
         self.gate = Gate(setup.controls.limits)
         self.driver = Driver(clock, setup.target, self.gate, self._file)
-        self.pilot = Pilot(setup.controls, self.slots, self.driver, self._tell)
-        self._watching = [*setup.sinks, *([setup.view] if setup.view is not None else [])]
+        self.scribe = Scribe(journal, self.slots, setup.sinks, setup.view, setup.crew)
+        self.pilot = Pilot(setup.controls, self.slots, self.driver, self.scribe.tell)
         self.reason = ""
         self.interrupted: signal.Signals | None = None
         self._phase: Phase | None = None
@@ -73,8 +76,10 @@ class Run:
         self._listen()
         self.clock.start()
         self.pulse = Pulse(self.clock)
-        self._event("run_start", phases=[phase.plan() for phase in self.setup.phases])
+        self._event("run_start", wall=self.clock.wall, phases=[phase.plan() for phase in self.setup.phases])
         self._gauge(0.0)  # counters grow from here
+        if self.setup.crew is not None:
+            self.setup.crew.start(self.scribe.take)
         ticks = asyncio.ensure_future(self._tick())
         work = asyncio.ensure_future(self._run_phases(source))
         try:
@@ -150,7 +155,7 @@ class Run:
             live = self.driver.unanswered()
             if at - slid >= self.setup.slide - 1e-9:
                 slid = at
-                self._tell(window(self.slots, max(0.0, at - self.setup.length), at, live, at))
+                self.scribe.tell(window(self.slots, max(0.0, at - self.setup.length), at, live, at))
             self._steer(at, live)
             self.journal.flush()
             if self.setup.view is not None:
@@ -168,22 +173,22 @@ class Run:
         self.driver.check()
         for name, value in self.pulse.read(at).items():
             self.slots.gauge(name, at, value)
-            self._tell(Sample(t=at, name=name, value=value, source="kvbench"))
+            self.scribe.tell(Sample(t=at, name=name, value=value, source="kvbench"))
         self.slots.close(at)
 
     def _gauge(self, at: Seconds) -> None:
         for name, value in self.setup.target.gauges(at).items():
             self.slots.gauge(name, at, value)
-            self._tell(Sample(t=at, name=name, value=value, source="target"))
+            self.scribe.tell(Sample(t=at, name=name, value=value, source="target"))
         for node, read in enumerate(self.setup.target.nodes(at)):
             for name, value in read.items():
-                self._tell(Sample(t=at, name=name, value=value, source="node", labels={"node": str(node)}))
+                self.scribe.tell(Sample(t=at, name=name, value=value, source="node", labels={"node": str(node)}))
         self._hear()
 
     def _hear(self) -> None:
         """What happened at the target, and whether the gate was closed for it."""
         for event in self.setup.target.events():
-            self._tell(event)
+            self.scribe.tell(event)
         accesses = self.setup.target.accesses()
         if accesses is not None:
             self.journal.accesses(accesses)
@@ -216,7 +221,7 @@ class Run:
     def _parts(self, records: list[Record]) -> Iterator[None]:
         """The work on a batch of ended records, in parts between which the loop may send and stamp."""
         yield from self.slots.folding(records)
-        self.journal.file(records)
+        self.scribe.file(records)
 
     def _file_on(self) -> None:
         """One part of the oldest batch; the next after a pause, in which sends go out."""
@@ -263,17 +268,19 @@ class Run:
         try:
             await asyncio.wait_for(self.driver.settle(), GRACE)
             self._catch_up()
+            if self.setup.crew is not None:
+                await self.setup.crew.stop()
             now = self.clock.now()
             self.slots.close(now)
             self._hear()
             self._event("run_end", reason=self.reason or "internal error", inflight=inflight, **self._ledger())
         finally:
+            if self.setup.crew is not None:
+                await self.setup.crew.stop()
             self.driver.close()
             self.pulse.close()
             await self.setup.target.aclose()
-            for sink in self._watching:
-                await sink.aclose()
-            self.journal.close()
+            await self.scribe.aclose()
 
     def _ledger(self) -> dict[str, Any]:
         """The accounts at the end, and what the rules and the slots could not use."""
@@ -292,12 +299,7 @@ class Run:
                 "shed": driver.shed, **({"unsent": unsent} if unsent else {})}  # fmt: skip
 
     def _event(self, kind: str, **data: Any) -> None:
-        self._tell(Event(t=self.clock.now(), kind=kind, data=data))
-
-    def _tell(self, item: Event | Window | Sample) -> None:
-        self.journal.write(item)
-        for sink in self._watching:
-            sink.write(item)
+        self.scribe.tell(Event(t=self.clock.now(), kind=kind, data=data))
 
 
 def rehearse(setup: Setup) -> None:

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from kvbench.collect.collectors import COLLECTORS
 from kvbench.control.law import Open
 from kvbench.control.laws import LAWS
 from kvbench.endpoint import TARGETS, Http, Null, Sim, Spec
@@ -40,7 +41,6 @@ from kvbench.yaml_source import Source, read_file
 ScenarioError = SourceError
 
 LATER = {
-    "collect": "collectors are not in this version of kvbench yet",
     "sinks": "sinks are not in this version of kvbench yet",
     **{f"workload.{key}": "belongs into one of the classes, since there are `classes`" for key in Class.model_fields},
     "target.nodes": "several nodes are not in this version of kvbench yet",
@@ -115,6 +115,9 @@ class Scenario(Spec):
     budget: Limited | None = Field(None, description="limits that the whole run must keep, else exit code 3")
     watch: WatchSpec | None = Field(None, description="marks windows that are worse than healthy ones under the same load")
     verdict: dict[str, Any] = Field({}, description="thresholds of the verdict in place of kvbench's own")
+    collect: Annotated[list[Annotated[Any, OneOf("kind", COLLECTORS)]], Field(max_length=32)] | None = Field(
+        None, description="what else is read while it runs; left out: the server's own /metrics, where it has them; []: nothing"
+    )
     windows: Windows = Field(Windows(), description="the sliding windows")
     out: Annotated[str, Field(min_length=1)] = Field("results", description="where run directories go")
 

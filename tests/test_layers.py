@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "kvbench"
 CONTRACTS = {"core", "units", "clock"}  # the vocabulary; every room but core itself may use it
-DOORS = {"workload", "control", "target", "engine", "metrics", "sink", "report"}
+DOORS = {"workload", "control", "target", "engine", "metrics", "sink", "report", "collect"}
 
 # room: what it may import besides itself. A dotted name is that module alone.
 ALLOWED: dict[str, set[str]] = {
@@ -28,6 +28,9 @@ ALLOWED: dict[str, set[str]] = {
     "sink": {"core", "units", "metrics.names"},
     "serve": {"core", "clock", "engine", "workload.tokenizers"},
     "journal": {"core"},
+    "collect": {"core", "clock", "units", "metrics"},
+    "crew": {"core", "clock", "collect"},
+    "scribe": {"core", "crew", "journal", "metrics", "sink"},
     "stop": {"core", "units", "metrics"},
     "evidence": {"core", "units"},
     "verdict": {"core", "units", "metrics", "evidence"},
@@ -45,8 +48,8 @@ ALLOWED: dict[str, set[str]] = {
     "warmup": {"core", "units", "metrics", "source"},
     "pilot": {"core", "control", "driver", "level", "metrics", "phases", "stop", "watch"},
     "run": {
-        "core", "clock", "control", "driver", "journal", "metrics", "phases", "pilot", "pulse", "signals", "sink", "source",
-        "stop", "target",
+        "core", "clock", "control", "crew", "driver", "journal", "metrics", "phases", "pilot", "pulse", "scribe", "signals",
+        "sink", "source", "stop", "target",
     },
 }  # fmt: skip
 COMPOSERS = {"scenario", "cli", "__main__", "compose", "spec", "endpoint", "yaml_source", "problem", "forecast", "timetable"}

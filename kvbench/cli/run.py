@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kvbench.clock import Clock
+    from kvbench.collect import Place
     from kvbench.compose import Opened
+    from kvbench.crew import Crew
     from kvbench.scenario import Scenario
 
 
@@ -100,27 +102,32 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
 
     from kvbench import baseline, compose, journal
     from kvbench.clock import Clock, wall_time
+    from kvbench.collect import Place
+    from kvbench.endpoint import Http
     from kvbench.run import Run, Setup
     from kvbench.sink.console import GONE, VIEWS
 
     clock = Clock(asyncio.get_running_loop())
     opened = await _open(scenario, clock)
+    urls = scenario.target.addresses() if isinstance(scenario.target, Http) else ()
     try:
         nonce = compose.build_nonce(scenario)
         phases = compose.build_phases(scenario, nonce, opened.count, opened.facts)
         planned = baseline.planned(scenario, opened.facts)
         opened.facts["warnings"] = [*opened.facts.get("warnings", ()), *baseline.overlong(scenario, opened.facts)]
         path = journal.create(Path(scenario.out), scenario.name, wall_time())
+        crew = await _open_crew(scenario, Place(clock, path, urls, opened.facts))
     except BaseException:
         await opened.target.aclose()
         raise
+    opened.facts["warnings"] += [f"collector {told['source']}: {told['error']}" for told in crew.facts if told["error"]]
     view = VIEWS["quiet" if quiet else "live" if console.is_terminal else "plain"](console, len(phases), wall_time)
     setup = Setup(
-        target=opened.target, phases=phases, controls=compose.build_controls(scenario, phases), view=view,
+        target=opened.target, phases=phases, controls=compose.build_controls(scenario, phases), view=view, crew=crew,
         length=scenario.windows.length, slide=scenario.windows.slide, slos=compose.build_slos(scenario),
     )  # fmt: skip
     log = journal.Journal(path)
-    log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv) | {"baseline": planned})
+    log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv) | {"baseline": planned, "collectors": crew.facts})
     if not quiet:
         with suppress(*GONE):  # nobody reads it: the run and its files go on
             _announce(scenario, opened.facts, path, console)
@@ -145,6 +152,18 @@ async def _open(scenario: "Scenario", clock: "Clock") -> "Opened":
         if ear.number is None:
             raise
         raise SignalError(ear.number) from None
+
+
+async def _open_crew(scenario: "Scenario", place: "Place") -> "Crew":
+    """The collectors. Where they keep the run from starting, no empty directory is left behind."""
+    from kvbench import compose
+
+    try:
+        return await compose.open_crew(scenario, place)
+    except BaseException:
+        with suppress(OSError):
+            place.directory.rmdir()
+        raise
 
 
 def _announce(scenario: "Scenario", facts: dict[str, Any], path: Path, console: "Console") -> None:
@@ -173,11 +192,10 @@ def _manifest(scenario: "Scenario", clock: Any, opened: Any, nonce: int | None, 
     from kvbench import __version__
     from kvbench.clock import wall_time
 
-    anchor = wall_time() - clock.now() if not clock.virtual else wall_time()
     return {
         "kvbench": __version__, "name": scenario.name,
         "started": datetime.fromtimestamp(wall_time(), UTC).isoformat(timespec="milliseconds"),
-        "wall": anchor, "clock": "virtual" if clock.virtual else "real", "seed": scenario.seed,
+        "clock": "virtual" if clock.virtual else "real", "seed": scenario.seed,
         "nonce": nonce, "scenario": scenario.resolved(), "target": opened.facts, "tokenizer": opened.tokenizer,
         "host": {"name": platform.node(), "system": platform.platform(), "python": platform.python_version(),
                  "cpus": os.cpu_count()},

@@ -134,7 +134,10 @@ def _settings(hardware: str, engine: str | None, utilization: str | None, change
         key, sign, value = text.partition("=")
         if not sign:
             raise ValueError(f"--set {text}: write KEY=VALUE, as in --set block=32")
-        overrides[key.strip()] = yaml.safe_load(value)
+        try:
+            overrides[key.strip()] = yaml.safe_load(value)
+        except (yaml.YAMLError, RecursionError):
+            raise ValueError(f"--set {text}: {value!r} is no value: write KEY=VALUE, as in --set block=32") from None
     if utilization is not None:
         overrides["gpu_memory_utilization"] = utilization
     return devices, load_engine(engine or ("vllm-large" if devices.memory >= LARGE else "vllm"), **overrides)

@@ -45,7 +45,7 @@ class Job:
 class Done:
     """A job that ended: n_out counts all its choices; cached are prompt tokens found resident at first admission.
 
-    failed: "" where it has all its tokens, else why it has not: "node_lost", "kv_too_small", ...
+    failed: "" where it has all its tokens, else why it has not: "node_lost", "oom" (it lost its blocks once too often), ...
     """
 
     id: int
@@ -60,7 +60,7 @@ class Done:
 class Span:
     """Identical steps in a row. At each of `times` (their ends) every (job id, choice) of `tokens` received one token.
 
-    Jobs in `done` received their last token at times[-1].
+    Jobs in `done` received their last token at times[-1]; those that failed, failed then.
     """
 
     start: Nanos

@@ -2,7 +2,7 @@
 
 When blocks run out a sequence is preempted (profile.victim; vLLM's is the one admitted last): it loses all its blocks, goes back
 to its place in the queue and computes everything again (what is still resident of it counts as found). Nothing is admitted in a
-step that preempted.
+step that preempted. One that has been preempted `max_preemptions` times is killed instead, and its job fails.
 
 `prefill: whole` never cuts a prompt (what a sequence lost to a preemption is computed like one): it waits until all that is left
 of it to compute fits the rest of a step's budget, beside whatever decodes. One that is longer than a whole budget has a step
@@ -40,6 +40,8 @@ class Counters:
     recompute: int = 0  # computed again because of a preemption
     computed: int = 0
     preemptions: int = 0  # sequences
+    admitted: int = 0  # jobs that were not turned away for the time being
+    oom: int = 0  # of those, failed: they can never fit, or lost their blocks once too often
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class Plan:
 
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # prefill: (sequence, new tokens)
     decodes: list[Sequence] = field(default_factory=list)  # one token each
-    preempted: int = 0
+    preempted: int = 0  # or killed
     repeats: bool = False  # the next step is the same until a sequence ends, blocks run out or something arrives
     ready: Nanos | None = None  # when the first of the sequences that are still being loaded can take part
 
@@ -78,6 +80,7 @@ class Batch:
         self.counters = Counters()
         self.cached: dict[int, int] = {}  # job id -> prompt tokens found at its first admission
         self.conditions: list[Condition] = []
+        self.killed: list[Sequence] = []  # for want of blocks; they hold none. Whoever reads them takes them away
         self._victim = VICTIMS[profile.victim]
         self._whole = profile.prefill == "whole"
         self._lengths = Lengths(profile.preallocate) if profile.preallocate is not None else None
@@ -135,7 +138,7 @@ class Batch:
         """Blocks for `tokens` tokens of running[at], preempting among those not scheduled yet. False when it had to go itself."""
         while self.cache.lacks(sequence.holding, tokens, sequence.computed):
             victim = self.running.pop(at + self._victim(self.running[at:]))
-            self._preempt(victim)
+            self._oust(victim)
             plan.preempted += 1
             if victim is sequence:
                 return False
@@ -215,6 +218,16 @@ class Batch:
         for condition in self.conditions:
             condition.release(sequence, ended)
         self.cache.release(sequence.holding, sequence.computed)
+
+    def _oust(self, sequence: Sequence) -> None:
+        """Its blocks are wanted: it is preempted, or killed where it has been preempted as often as the profile lets it be."""
+        most = self.profile.max_preemptions
+        if most is None or sequence.preempted < most:
+            self._preempt(sequence)
+            return
+        self.cache.ended(sequence.holding)
+        self._release(sequence, ended=True)
+        self.killed.append(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.cache.spill(sequence.holding, sequence.computed)

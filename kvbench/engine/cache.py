@@ -26,6 +26,7 @@ class Cache:
         self.pools = list({id(group.pool): group.pool for group in groups}.values())
         self.windows: tuple[int, ...] = ()  # of its groups, each once
         self.debt = 0.0  # seconds
+        self.fresh = 0  # blocks that got content which nobody had; whoever counts them sets it to 0
         self.when: Callable[[int], Nanos] | None = None  # of the sequence that grows: when it came to a token; None: now
         self._now: Nanos = 0
         self._shared = len(self.pools) < len(self.groups)
@@ -75,9 +76,9 @@ class Cache:
     def fits(self, holding: Holding, found: Found, tokens: int) -> bool:
         """Whether there is room for `tokens` tokens, what was found among them, for a sequence that holds nothing yet."""
         need: dict[int, int] = {}
-        for group, table, count in zip(self.groups, holding.tables, found.counts, strict=True):
+        for group, table, count, lower in zip(self.groups, holding.tables, found.counts, found.lower, strict=True):
             pool = group.pool
-            blocks = max(0, -(-tokens // pool.tokens) - count) + pool.unreferenced(table.chain.keys[:count])
+            blocks = max(lower, -(-tokens // pool.tokens) - count) + pool.unreferenced(table.chain.keys[:count])
             need[id(pool)] = need.get(id(pool), 0) + blocks
         return all(need[id(pool)] <= pool.free for pool in self.pools)
 
@@ -126,6 +127,7 @@ class Cache:
         for group, count, lower in zip(self.groups, found.counts, found.lower, strict=True):
             group.lookups += prompt
             group.hits += (count + lower) * group.block
+            group.device += count * group.block
 
     def _partial(self, found: Found) -> list[tuple[int, float]]:
         """Beyond what every group has: up to which token which share of the layers is missing."""
@@ -164,7 +166,7 @@ class Cache:
                 own = blocks[number]
                 blocks[number] = pool.publish(own, key, before, number, job)
                 if blocks[number] == own:
-                    self.debt += self.groups[at].encode
+                    self.fresh += 1
                 if self.below is not None:
                     self.below.stored(at, key, BlockInfo(before, number, block), self._now)
             table.published = full
@@ -235,6 +237,15 @@ class Cache:
         """KV memory in tokens, as the engine tells it."""
         return self.usable_tokens()
 
+    def owed(self, lasts: float) -> float:
+        """Seconds that the step which begins now, and would last `lasts`, takes longer for the memory system's sake."""
+        debt, self.debt = self.debt, 0.0
+        return debt
+
+    def gauges(self) -> dict[str, float]:
+        """What only some caches can tell."""
+        return {}
+
     def reset(self) -> bool:
         """Empty the prefix cache, tiers included. False, and nothing done, while a sequence or a fault holds blocks."""
         if any(pool.referenced for pool in self.pools):
@@ -255,17 +266,21 @@ class Cache:
         """Share of the pools' bytes that is "referenced" by live sequences and faults, or that is in the "index"."""
         total = used = 0.0
         for pool in self.pools:
-            size = next(group.bytes for group in self.groups if group.pool is pool)
+            size = self.block_bytes(pool)
             total += pool.usable * size
             used += (pool.referenced if of == "referenced" else len(pool.index)) * size
         return used / total
+
+    def block_bytes(self, pool: Pool) -> float:
+        """Bytes of a block of `pool` on each device."""
+        return next(group.bytes for group in self.groups if group.pool is pool)
 
     def check(self, holdings: Iterable[Holding]) -> None:
         """Assert the invariants of every pool, given what each live sequence holds. Slow: for tests."""
         holdings = list(holdings)
         for pool in self.pools:
             pool.check(
-                table.blocks[table.passed :]
+                table.blocks[table.passed :] + table.beside
                 for held in holdings
                 for group, table in zip(self.groups, held.tables, strict=True)
                 if group.pool is pool

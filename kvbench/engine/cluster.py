@@ -211,7 +211,7 @@ class Cluster:
             return None
         del self._tasks[done.id]
         self.counts.ended(done.failed)
-        for router in {id(router): router for router in self.routers.values()}.values():
+        for router in () if done.failed else {id(router): router for router in self.routers.values()}.values():
             router.ended(job, job.max_tokens)
         return replace(done, cached=cached, preempted=task.preempted)
 

@@ -26,7 +26,10 @@ class Codec(Profile):
         default=None, gt=0, le=16, description="bits per number of anchor tokens, where deltas are kept"
     )
     anchor_every: int = Field(default=1, ge=1, description="one token of so many is an anchor")
-    encode: Duration = Field(default=0.0, description="to encode one token of one layer; the step that fills a block pays it")
+    min_tokens: int = Field(default=0, ge=0, description="KV of a sequence shorter than this stays as the model keeps it")
+    encode: Duration = Field(
+        default=0.0, description="to encode one token of one layer, in the step that fills a block or beside"
+    )
     decode: Duration = Field(default=0.0, description="to decode one token of one layer, beyond reading its bytes")
     decode_step: Duration = Field(default=0.0, description="once per group of layers in every step that decodes")
     times_source: str = Field(description="where the times come from; `estimate` where nobody measured them")

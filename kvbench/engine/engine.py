@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvbench.core import Nanos, Seconds
-from kvbench.engine import Below, Done, Job, Span, readings
+from kvbench.engine import Below, Cost, Done, Job, Span, readings
 from kvbench.engine.batch import Batch
-from kvbench.engine.cost import Roofline
 from kvbench.engine.energy import Meter
 from kvbench.engine.faults import Agenda, Edge, Fault
 from kvbench.engine.groups import LayersSpec
 from kvbench.engine.harm import Harm
+from kvbench.engine.live import Live
 from kvbench.engine.memory import kv_memory
 from kvbench.engine.sequence import Sequence
 from kvbench.engine.steps import Steps, lay_out
@@ -39,14 +39,14 @@ class Engine:
     ) -> None:  # fmt: skip
         self.model, self.hardware, self.profile = model, hardware, engine
         held = kv_memory(model, hardware, engine, seed, tape, below, layers)
-        self.blocks, self.cache, self.cost, self.partition = held.blocks, held.cache, held.cost, held.partition
+        self.blocks, self.cache, self.partition = held.blocks, held.cache, held.partition
+        self.cost: Cost = held.cost
         self.pool = self.cache.groups[0].pool
         powered = hardware.idle is not None and hardware.power is not None
-        self.meter = Meter(hardware, Roofline(model, hardware, engine)) if powered else None
-        self.memory = readings.memory(model, hardware, engine, self.blocks)
+        self.meter = Meter(hardware, held.cost) if powered else None
+        self.memory = readings.memory(model, hardware, engine, self.cache)
         self.batch = Batch(self.cache, engine)
-        self._jobs: dict[int, list[Sequence]] = {}  # job id -> its choices that have not ended
-        self._ended: dict[int, tuple[int, int]] = {}  # job id -> tokens and preemptions of choices that have
+        self._jobs = Live(self.batch.cached)
         self._steps: Steps | None = None
         self.until: Nanos = 0  # how far time has come
         self._clock: Nanos = 0  # end of the last step, or the change that ended an idle time
@@ -69,16 +69,17 @@ class Engine:
             raise ValueError(f"job {job.id} is already here")
         if self.harm.refuses():
             return "refused"
-        if unfit := self.unfit(job):
-            return unfit
-        if self.profile.max_waiting is not None and len(self.batch.waiting) >= self.profile.max_waiting:
+        unfit, counters = self.unfit(job), self.batch.counters
+        if not unfit and self.profile.max_waiting is not None and len(self.batch.waiting) >= self.profile.max_waiting:
             return "full"
+        counters.admitted += 1
+        if unfit:
+            counters.oom += unfit == "kv_too_small"
+            return unfit
         if not self._jobs:
             self._clock = max(self._clock, round(now * 1e9))
         begun = job.begun or (0,) * job.n
-        self._jobs[job.id] = [self.batch.arrive(job, choice) for choice in range(job.n) if begun[choice] < job.max_tokens]
-        if job.max_tokens in begun:
-            self._ended[job.id] = begun.count(job.max_tokens) * job.max_tokens, 0
+        self._jobs.add(job, [self.batch.arrive(job, choice) for choice in range(job.n) if begun[choice] < job.max_tokens])
         self._cut(round(now * 1e9))
         return None
 
@@ -95,14 +96,18 @@ class Engine:
 
     def cancel(self, job_id: int, now: Seconds) -> None:
         """Forget a job: its blocks are free at once, the step in progress goes on. After advance(now). KeyError if unknown."""
-        for sequence in self._jobs.pop(job_id):
+        self._leave(self._jobs.sequences(job_id))
+        self._jobs.remove(job_id)
+        self._cut(round(now * 1e9))
+
+    def _leave(self, sequences: Iterable[Sequence]) -> None:
+        """They go, whatever the step in progress computes for them."""
+        for sequence in sequences:
             self.batch.leave(sequence)
             if self._steps is not None:
                 plan = self._steps.plan
                 plan.decodes = [s for s in plan.decodes if s is not sequence]
                 plan.chunks = [(s, new) for s, new in plan.chunks if s is not sequence]
-        self._forget(job_id)
-        self._cut(round(now * 1e9))
 
     def _cut(self, now: Nanos) -> None:
         """Something changed at `now`: nothing beyond the step in progress, if there is one, is decided any more."""
@@ -142,6 +147,8 @@ class Engine:
                 if self._clock >= limit or self._blocked or self._loading is not None or not self._jobs:
                     break
                 self._steps = self._begin()
+                if self.batch.killed:
+                    spans.append(self._fail())
                 if self._steps is None:
                     continue
             steps = self._steps
@@ -187,6 +194,17 @@ class Engine:
             return None
         return lay_out(plan, self._clock, self.batch, self.cost, self.harm, self.meter)
 
+    def _fail(self) -> Span:
+        """The jobs fail whose sequences the batch has killed, at the time that the step begins which had no blocks for them."""
+        killed, self.batch.killed = self.batch.killed, []
+        ended: list[Done] = []
+        for job_id in dict.fromkeys(sequence.job.id for sequence in killed):
+            self._leave([s for s in self._jobs.sequences(job_id) if s not in killed])
+            ended.append(self._jobs.remove(job_id, "oom"))
+        self.batch.counters.oom += len(ended)
+        self._cut(self._clock)
+        return Span(self._clock, [self._clock], [], [done for done in ended if done.id >= 0])
+
     def _take(self, steps: Steps, upto: int) -> Span:
         """Hand out steps up to and including `upto`, and take the blocks of the step after them, where there is one."""
         plan = steps.plan
@@ -198,8 +216,9 @@ class Engine:
         self.batch.decoded(plan.decodes, upto - taken, 1 if upto < steps.count else 0, lambda step: steps.end(taken + step - 1))
         self.cache.now = steps.end(upto)
         sampled += plan.decodes
-        finished = [self._finish(s) for s in sampled if s.known == s.end]
-        ended = [done for done in finished if done is not None and done.id >= 0]
+        ended = [
+            done for done in map(self._finish, [s for s in sampled if s.known == s.end]) if done is not None and done.id >= 0
+        ]
         start = steps.end(steps.taken) if steps.taken else steps.start
         times = [steps.end(step) for step in range(steps.taken + 1, upto + 1)]
         if self.meter is not None:
@@ -210,20 +229,7 @@ class Engine:
     def _finish(self, sequence: Sequence) -> Done | None:
         """The sequence has its last token. Returns the job's end when it was the last of its choices."""
         self.batch.leave(sequence)
-        job = sequence.job
-        tokens, preempted = self._ended.get(job.id, (0, 0))
-        self._ended[job.id] = (tokens + sequence.generated, preempted + sequence.preempted)
-        live = self._jobs[job.id]
-        live.remove(sequence)
-        if live:
-            return None
-        del self._jobs[job.id]
-        return Done(job.id, sequence.prompt, *self._forget(job.id))
-
-    def _forget(self, job_id: int) -> tuple[int, int, int]:
-        """Drop what was kept of a job: (tokens generated, prompt tokens found, preemptions)."""
-        tokens, preempted = self._ended.pop(job_id, (0, 0))
-        return tokens, self.batch.cached.pop(job_id, 0), preempted
+        return self._jobs.ended(sequence)
 
     def wake(self) -> Seconds:
         """When to call advance next if nothing arrives before: no first token or end lies before it. inf when idle or hung."""
@@ -248,17 +254,11 @@ class Engine:
 
     def progress(self, job_id: int) -> Done:
         """A live job so far. KeyError if unknown."""
-        live = self._jobs[job_id]
-        tokens, preempted = self._ended.get(job_id, (0, 0))
-        tokens += sum(s.generated for s in live)
-        preempted += sum(s.preempted for s in live)
-        return Done(job_id, live[0].prompt, tokens, self.batch.cached.get(job_id, 0), preempted)
+        return self._jobs.progress(job_id)
 
     def begun(self, job_id: int) -> tuple[int, ...]:
         """Answer tokens of each choice of a live job so far, those from other nodes included. KeyError if unknown."""
-        job = self._jobs[job_id][0].job
-        live = {sequence.name[1]: sequence.generated for sequence in self._jobs[job_id]}
-        return tuple(live.get(choice, job.max_tokens) for choice in range(job.n))
+        return self._jobs.begun(job_id)
 
     @property
     def watts(self) -> float:
@@ -301,9 +301,5 @@ class Engine:
         self.batch.check()
         if self.cache.below is not None:
             self.cache.below.check()
-        queued = [*self.batch.running, *self.batch.waiting]
-        live = [s for sequences in self._jobs.values() for s in sequences]
-        assert len(queued) == len(live), "sequences lost or doubled"
-        assert set(map(id, queued)) == set(map(id, live)), "queues and jobs disagree"
-        assert set(self.batch.cached) <= set(self._jobs), "cached counts of jobs that ended"
-        assert all(s.prompt <= s.known < s.end for s in live), "a finished sequence is live"
+        assert not self.batch.killed, "killed sequences whose jobs have not failed"
+        self._jobs.check([*self.batch.running, *self.batch.waiting])

@@ -59,15 +59,18 @@ class Pinned(Fault):
     They count as referenced, so kv_usage shows them. Cached content leaves for them as for an allocation.
     """
 
-    share: Part = Field(description="of the usable blocks, rounded")
+    share: Part = Field(description="of the usable blocks when it begins, rounded")
 
     def begin(self, engine: "Engine", now: Nanos) -> None:
-        for pool in engine.cache.pools:
-            pool.pin(round(self.share * pool.usable))
+        engine.harm.pinned.append((self, [round(self.share * pool.usable) for pool in engine.cache.pools]))
+        for pool, count in zip(engine.cache.pools, engine.harm.pinned[-1][1], strict=True):
+            pool.pin(count)
 
     def end(self, engine: "Engine", now: Nanos) -> None:
-        for pool in engine.cache.pools:
-            pool.unpin(round(self.share * pool.usable))
+        mine = next(each for each in engine.harm.pinned if each[0] == self)
+        engine.harm.pinned.remove(mine)
+        for pool, count in zip(engine.cache.pools, mine[1], strict=True):
+            pool.unpin(count)
 
 
 class Leak(Fault):

@@ -3,6 +3,7 @@
 blocks of a group = quota x KV bytes / (block x bytes per token of its layers under its codec), the null block included.
 """
 
+import math
 import re
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
@@ -16,7 +17,7 @@ from kvbench.engine.holding import Group
 from kvbench.engine.pool import Pool
 from kvbench.engine.tape import Tape
 from kvbench.profile import EngineProfile, Hardware, Model, kv_groups, kv_room
-from kvbench.units import Share, Span
+from kvbench.units import Share, Size, Span
 
 _RANGE = re.compile(r"(\d+)(?:\s*-\s*(\d+)|(\+))?")
 
@@ -28,6 +29,9 @@ class LayerGroup(BaseModel):
     layers: str = Field(description='which, counted from 1: "1-6", "13+" or "7"')
     codec: str | None = Field(
         None, description="a codec profile, for example int4-g64; as the model keeps its KV where not given"
+    )
+    encoding: Literal["sync", "async"] = Field(
+        "sync", description="the step that computes KV encodes it at its end, or an encoder does in the background"
     )
     block: Annotated[int, Field(ge=1, le=65536)] | None = Field(
         None, description="tokens per block; the engine's where not given"
@@ -66,6 +70,9 @@ class LayersSpec(BaseModel):
     step: Annotated[Share, Field(gt=0, le=1)] = Field(
         0.15, description="share of its own quota that it is given at a time (dynamic)"
     )
+    staging: Annotated[Size, Field(gt=0)] = Field(
+        64e6, description="bytes per device that may wait for the background encoder (async); steps wait when it is full"
+    )
     every: Span = Field(10.0, description="how often hit rates are looked at (dynamic)")
 
 
@@ -78,6 +85,8 @@ class Sized(NamedTuple):
     blocks: int
     token: float
     codec: Codec | None
+    raw: float
+    encoding: Literal["sync", "async"]
 
     @property
     def layers(self) -> int:
@@ -100,7 +109,8 @@ def sizes(spec: LayersSpec, model: Model, hardware: Hardware, engine: EngineProf
         blocks = int(quota * room // (block * token))
         if blocks < 2:
             raise ValueError(f"layers {one.layers}: a quota of {quota:.1%} has no room for a block of {block} tokens")
-        found.append(Sized(first, last, block, blocks, token, codec))
+        raw = (last - first + 1) * whole / model.layers
+        found.append(Sized(first, last, block, blocks, token, codec, raw, one.encoding))
     return found
 
 
@@ -112,7 +122,14 @@ def build(
     for at, one in enumerate(sized):
         pool = Pool(one.blocks, one.block, policy(one.blocks - 1), at, retain, tape)
         encode = one.codec.encode * one.layers * one.block if one.codec else 0.0
-        groups.append(Group(f"{one.first}_{one.last}", pool, one.first, one.last, one.block * one.token, encode))
+        wide = math.ceil(one.raw / one.token - 1e-9)
+        least = one.codec.min_tokens if one.codec and wide > 1 else 0
+        groups.append(
+            Group(
+                f"{one.first}_{one.last}", pool, one.first, one.last, one.block * one.token,
+                encode, one.encoding, one.raw, least, wide,
+            )
+        )  # fmt: skip
     step = sum(one.codec.decode_step for one in sized if one.codec)
     token = sum(one.codec.decode * one.layers for one in sized if one.codec)
     return groups, Stored(sum(one.token for one in sized), step, token)

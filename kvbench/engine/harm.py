@@ -19,7 +19,8 @@ FOREIGN = 1 << 61  # content keys of foreign jobs: above those of workloads and 
 
 class Harm:
     """slowed: factors on step times; refusals: shares of new jobs; pauses: of the engine's stalls those that end by themselves;
-    single: faults for which every step is planned by itself; tally: running totals by name, for the gauges.
+    single: faults for which every step is planned by itself; pinned: faults that hold blocks, with how many of each pool;
+    tally: running totals by name, for the gauges.
 
     `seed` reaches one stream of draws per purpose, so that one fault does not move another's.
     """
@@ -28,6 +29,7 @@ class Harm:
         self.slowed: list[float] = []
         self.refusals: list[float] = []
         self.pauses = self.single = 0
+        self.pinned: list[tuple[Fault, list[int]]] = []
         self.tally: Counter[str] = Counter()
         self._seed = seed
         self._draws = {"refuse": random.Random(seed)}

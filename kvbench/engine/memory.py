@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from kvbench.engine import Below, Cost
+from kvbench.engine import Below
 from kvbench.engine.cache import Cache
-from kvbench.engine.cost import COSTS, Roofline
+from kvbench.engine.coded import CodedCache, is_coded
+from kvbench.engine.cost import Roofline
 from kvbench.engine.evict.policies import POLICIES, unknown
 from kvbench.engine.groups import LayersSpec, build, sizes
 from kvbench.engine.hybrid import hybrid_cache, is_hybrid, one_pool
@@ -19,7 +20,7 @@ class Memory:
 
     blocks: int
     cache: Cache
-    cost: Cost
+    cost: Roofline
     partition: Partition | None = None
 
 
@@ -41,11 +42,14 @@ def kv_memory(
             sizes(layers, model, hardware, engine), engine, lambda count: POLICIES[engine.policy](count, seed), tape
         )
         partition = Partition(groups, layers) if layers.partition == "dynamic" else None
-        cache = Cache(groups, below, tape, retain_tokens=engine.retain_tokens)
+        if is_coded(groups):
+            cache: Cache = CodedCache(groups, below, tape, engine.retain_tokens, layers.staging)
+        else:
+            cache = Cache(groups, below, tape, retain_tokens=engine.retain_tokens)
         return Memory(blocks, cache, Roofline(model, hardware, engine, stored), partition)
     groups = one_pool(model, hardware.count, engine, blocks, POLICIES[engine.policy](blocks - 1, seed), tape)
     if is_hybrid(groups):
         cache = hybrid_cache(groups, model, hardware.count, engine, tape, below)
     else:
         cache = Cache(groups, below, tape, retain_tokens=engine.retain_tokens)
-    return Memory(blocks, cache, COSTS["roofline"](model, hardware, engine))
+    return Memory(blocks, cache, Roofline(model, hardware, engine))

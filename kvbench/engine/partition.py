@@ -13,7 +13,7 @@ APART = 0.05  # a giver that is below the floor itself hits at least so much mor
 
 class Partition:
     """Looks every `every` seconds, at the first scheduling decision after. `longest`: tokens of the longest job so far, for which
-    every group keeps room."""
+    every group keeps room. A hit is one on the device: what has to come up from a tier had no room here."""
 
     def __init__(self, groups: Sequence[Group], spec: LayersSpec) -> None:
         self.groups, self.floor, self.step = groups, spec.floor, spec.step
@@ -29,7 +29,7 @@ class Partition:
         if now < self._due:
             return
         self._due = now - now % self._every + self._every
-        counts = [(group.lookups, group.hits) for group in self.groups]
+        counts = [(group.lookups, group.device) for group in self.groups]
         rates = [(hit - h) / (seen - s) if seen > s else None for (seen, hit), (s, h) in zip(counts, self._before, strict=True)]
         self._before = counts
         known = {at: rate for at, rate in enumerate(rates) if rate is not None}
@@ -51,4 +51,4 @@ class Partition:
             self.moves += 1
 
     def _least(self, at: int) -> int:
-        return max(round(LEAST * self._first[at]), -(-self.longest // self.groups[at].pool.tokens), 1)
+        return max(round(LEAST * self._first[at]), self.groups[at].wanted(self.longest, 0, 0), 1)

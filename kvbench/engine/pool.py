@@ -7,6 +7,7 @@ difference from vLLM: when a sequence computes content that is already resident,
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from types import MappingProxyType
 
 from kvbench.core import Nanos
@@ -23,8 +24,8 @@ def _nowhere(key: Key) -> None:
 class Pool:
     """`blocks` blocks of `tokens` tokens, the null block included, under an eviction policy.
 
-    `retain`: a block whose content is younger than that stays while another can go. `tape` is told of every change, `evicted_to`
-    of every key given up.
+    `retain`: a block whose content is younger than that stays while another can go; one that was spared so leaves first once it
+    is older, if nobody used it since. `tape` is told of every change, `evicted_to` of every key given up.
     """
 
     def __init__(
@@ -48,6 +49,9 @@ class Pool:
         self._referenced = 0
         self._claimed = 0  # blocks that faults want
         self._held: list[int] = []  # of those, what they have: fewer only while nothing is free
+        self._spared: dict[Key, int] = {}  # the policy's victims that were too young, and their numbers: it has set them aside
+        self._ripe: list[tuple[Nanos, int, Key]] = []  # a heap of these by when they are old enough; some have been used since
+        self._spares = 0
         self._lost: Counter[int] = Counter()  # references that nobody will drop, by block
         self.doubts: list[Callable[[], None]] = []  # of faults: each is called before a block is taken
 
@@ -89,6 +93,7 @@ class Pool:
             block = self.index[key]
             if not self._refs[block]:
                 self._referenced += 1
+                self._spared.pop(key, None)
             self._refs[block] += 1
             self.policy.hit(key)
             if self.tape is not None:
@@ -113,12 +118,7 @@ class Pool:
         return taken
 
     def _evict(self) -> int:
-        try:
-            key = self.policy.evict(self._kept if self.retain else self._pinned, None)
-        except KeyError:
-            if not self.retain:
-                raise
-            key = self.policy.evict(self._pinned, None)  # everything is young: room comes first
+        key = self._victim()
         block = self._drop(key)
         self.evicted += 1
         if self.tape is not None:
@@ -126,9 +126,23 @@ class Pool:
         self.evicted_to(key)
         return block
 
+    def _victim(self) -> Key:
+        if not self.retain:
+            return self.policy.evict(self._pinned, None)
+        while self._ripe and self._ripe[0][0] <= self.now:
+            _, number, key = heappop(self._ripe)
+            if self._spared.get(key) == number:
+                self.policy.remove(key)
+                return key
+        try:
+            return self.policy.evict(self._kept, None)
+        except KeyError:
+            return self.policy.evict(self._pinned, None)  # everything is young: room comes first
+
     def _drop(self, key: Key) -> int:
         """The hash leaves the index before the block is used again: no stale hits."""
         block = self.index.pop(key)
+        self._spared.pop(key, None)
         self._key[block] = None
         return block
 
@@ -137,7 +151,14 @@ class Pool:
 
     def _kept(self, key: Key) -> bool:
         block = self.index[key]
-        return self._refs[block] > 0 or self.now - self._born[block] < self.retain
+        if self._refs[block]:
+            return True
+        ripe = self._born[block] + self.retain
+        if ripe > self.now and key not in self._spared:
+            self._spares += 1
+            self._spared[key] = self._spares
+            heappush(self._ripe, (ripe, self._spares, key))
+        return ripe > self.now
 
     def publish(self, block: int, key: Key, parent: Key, position: int, job: int = -1) -> int:
         """The referenced `block` now holds `key`. Returns the block to keep: the resident one, where there is one already."""
@@ -154,6 +175,7 @@ class Pool:
             self.release([block])
             if not self._refs[resident]:
                 self._referenced += 1
+                self._spared.pop(key, None)
             self._refs[resident] += 1
             self.policy.hit(key)
         return resident
@@ -263,6 +285,9 @@ class Pool:
         assert self._referenced == sum(refs > 0 for refs in self._refs), "referenced is miscounted"
         assert {key: block for block, key in enumerate(self._key) if key is not None} == self.index, "index and blocks disagree"
         cached = sum(self._refs[block] == 0 for block in self.index.values())
+        assert all(key in self.index and not self._refs[self.index[key]] for key in self._spared), (
+            "a spared block is gone or in use"
+        )
         assert len(set(self._empty)) == len(self._empty), "a block is empty twice"
         assert all(not self._refs[block] and self._key[block] is None for block in self._empty), "an empty block is in use"
         assert len(self._empty) + cached + self._referenced == self.usable, "empty + cached + referenced differ from the total"

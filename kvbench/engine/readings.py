@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from kvbench.engine.cache import Cache
-from kvbench.profile import EngineProfile, Hardware, Model, kv_room, layout
+from kvbench.profile import EngineProfile, Hardware, Model, kv_room
 
 if TYPE_CHECKING:
     from kvbench.engine.engine import Engine
@@ -12,7 +12,7 @@ LEVELS: tuple[str, ...] = (
     "up", "held", "nodes_up", "imbalance",
     "kv_usage", "cached_share", "running", "waiting", "gpu_memory", "slot_efficiency", "reserved_share", "power",
     "quota", "fragmentation",
-    "leaked_blocks",
+    "leaked_blocks", "oom_rate", "staged_bytes", "kv_peak_bytes",
     "delta_saving", "ssd_dwpd", "ssd_life_years", "ssd_real_write_rate", "ssd_real_read_rate", "ssd_real_stopped",
     *(f"tier_{tier}_{what}" for tier in ("host", "ssd", "remote") for what in ("used", "queue")),
 )  # fmt: skip
@@ -29,11 +29,14 @@ def gauges(engine: "Engine") -> dict[str, float]:
         "running": float(len(batch.running)),
         "waiting": float(len(batch.waiting)),
         "preemptions": float(counters.preemptions),
+        "oom": float(counters.oom),
+        "oom_rate": counters.oom / counters.admitted if counters.admitted else 0.0,
         "hit_tokens": float(counters.hit),
         "query_tokens": float(counters.query),
         "recompute_tokens": float(counters.recompute),
         "computed_tokens": float(counters.computed),
     }
+    found |= cache.gauges()
     if len(cache.pools) > 1:
         found |= groups(cache)
     if engine.partition is not None:
@@ -70,7 +73,7 @@ def reserved_share(engine: "Engine") -> float:
         ahead = sum(max(0, len(table.blocks) - used) for used, (_, table) in zip(begun, tables, strict=True))
         reserved += ahead * group.bytes
     for pool in engine.cache.pools:
-        total += pool.usable * next(group.bytes for group in engine.cache.groups if group.pool is pool)
+        total += pool.usable * engine.cache.block_bytes(pool)
     return reserved / total
 
 
@@ -79,17 +82,19 @@ def slot_efficiency(engine: "Engine") -> float | None:
 
     Only blocks that are not full waste anything, and each of those belongs to one sequence.
     """
-    wasted = total = 0.0
+    wasted, total = 0.0, occupied(engine)
     for at, group in enumerate(engine.cache.groups):
         block, token = group.block, group.bytes / group.block
         for sequence in engine.batch.running:
             table = sequence.holding.tables[at]
             valid = max(sequence.computed, table.published * block)
             wasted += 0.0 if group.state else max(0, len(table.blocks) * block - valid) * token
-    for pool in engine.cache.pools:
-        size = next(group.bytes for group in engine.cache.groups if group.pool is pool)
-        total += (pool.referenced - pool.pinned) * size
     return 1 - wasted / total if total > 0 else None
+
+
+def occupied(engine: "Engine") -> float:
+    """Bytes on each device of the blocks that sequences hold."""
+    return sum((pool.referenced - pool.pinned) * engine.cache.block_bytes(pool) for pool in engine.cache.pools)
 
 
 def facts(engine: "Engine") -> dict[str, Any]:
@@ -98,7 +103,7 @@ def facts(engine: "Engine") -> dict[str, Any]:
     found: dict[str, Any] = {} if below is None else {"tiers": below.facts()}
     groups = engine.cache.groups
     if len(groups) > 1:
-        named = [{name: getattr(group, name) for name in ("name", "first", "last", "bytes")} for group in groups]
+        named = [{name: getattr(group, name) for name in ("name", "first", "last", "block", "bytes")} for group in groups]
         found["groups"] = [told | {"blocks": group.pool.usable} for told, group in zip(named, groups, strict=True)]
     return found | {
         "kind": "sim",
@@ -107,7 +112,7 @@ def facts(engine: "Engine") -> dict[str, Any]:
         "devices": engine.hardware.count,
         "engine": engine.profile.name,
         "max_context": engine.profile.limit(engine.model),
-        "blocks": engine.blocks - 1,  # usable: one is the null block, as in vLLM
+        "blocks": sum(pool.usable for pool in engine.cache.pools),  # of each pool one is the null block, as in vLLM
         "block_tokens": engine.profile.block,
         "kv_tokens": engine.cache.capacity(),
         "kv_bytes_per_token": sum(group.bytes / group.block for group in groups if not group.state) * engine.hardware.count,
@@ -117,11 +122,11 @@ def facts(engine: "Engine") -> dict[str, Any]:
     }
 
 
-def memory(model: Model, hardware: Hardware, engine: EngineProfile, blocks: int) -> float | None:
-    """Share of each device's memory in use from the start, the pool of `blocks` included. None where the engine has no GPU, or
-    was given more blocks than fit."""
+def memory(model: Model, hardware: Hardware, engine: EngineProfile, cache: Cache) -> float | None:
+    """Share of each device's memory in use from the start, the cache's pools with their null blocks included, in bytes as stored.
+    None where the engine has no GPU, or was given more blocks than fit."""
     if engine.preallocates is None:
         return None
-    unused = kv_room(model, hardware, engine) - blocks * layout(model, engine.block, hardware.count).block_bytes
+    unused = kv_room(model, hardware, engine) - sum((pool.usable + 1) * cache.block_bytes(pool) for pool in cache.pools)
     used = engine.preallocates - unused / hardware.memory
     return used if used <= 1 else None

@@ -76,7 +76,7 @@ ORDERS: dict[str, Callable[[Sequence], int]] = {
 
 
 def _held(sequence: Sequence) -> int:
-    return sum(len(table.blocks) - table.passed for table in sequence.holding.tables)
+    return sum(len(table.blocks) + len(table.beside) - table.passed for table in sequence.holding.tables)
 
 
 VICTIMS: dict[str, Callable[[Row[Sequence]], int]] = {

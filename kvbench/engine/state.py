@@ -6,9 +6,13 @@ from typing import Any, Literal
 
 from kvbench.core import Seconds
 from kvbench.engine.node import Node
-from kvbench.engine.readings import LEVELS
+from kvbench.engine.readings import LEVELS, occupied
 
-SHARES = ("kv_usage", "cached_share", "gpu_memory", "slot_efficiency", "reserved_share")
+MEANS = (
+    "kv_usage", "cached_share", "gpu_memory", "slot_efficiency", "reserved_share", "quota", "fragmentation", "delta_saving",
+    "tier_host_used", "tier_ssd_used", "tier_remote_used", "ssd_dwpd",
+)  # fmt: skip
+"""How the names of those gauges begin that are not summed."""
 OOM = ("kv_too_small", "oom")
 """Why a request failed for lack of cache memory: it can never fit, or it lost its blocks too often."""
 
@@ -64,16 +68,22 @@ def gauges_by_node(nodes: Sequence[Node]) -> list[dict[str, float]]:
 
 
 def gauges(nodes: Sequence[Node], counts: Counts, held: int) -> dict[str, float]:
-    """Shares weighted by the memory of the nodes that are up, the rest summed, jobs that no node has yet waiting with the others.
+    """Shares weighted by the memory of the nodes that are up and tell them (slot_efficiency: by what jobs hold there), the rest
+    summed, jobs that no node has yet waiting with the others.
 
     imbalance: the largest kv_usage of a node that is up over their mean; 1 where all are alike or empty.
     """
     each = [(node, node.engine.gauges()) for node in nodes if node.up]
-    memory = sum(node.tokens for node, _ in each)
     total = dict(counts.carried)
-    for node, read in each:
-        for name, value in read.items():
-            total[name] = total.get(name, 0.0) + (value * (node.tokens / memory) if name in SHARES else value)
+    for name in dict.fromkeys(name for _, read in each for name in read):
+        told = [(node, read[name]) for node, read in each if name in read]
+        if name == "ssd_life_years":
+            total[name] = min(value for _, value in told)
+        elif name.startswith(MEANS):
+            weights = [_held(node) if name == "slot_efficiency" else node.tokens for node, _ in told]
+            total[name] = sum(value * (weight / sum(weights)) for (_, value), weight in zip(told, weights, strict=True))
+        else:
+            total[name] = total.get(name, 0.0) + sum(value for _, value in told)
     usage = [read["kv_usage"] for _, read in each]
     total["waiting"] = total.get("waiting", 0.0) + held
     return total | {
@@ -83,8 +93,14 @@ def gauges(nodes: Sequence[Node], counts: Counts, held: int) -> dict[str, float]
         "nodes_up": float(len(each)),
         "imbalance": max(usage) * len(usage) / sum(usage) if sum(usage) else 1.0,
         "oom": float(counts.oom),
+        "oom_rate": counts.oom / counts.admitted if counts.admitted else 0.0,
         "retried": float(counts.retried),
     }
+
+
+def _held(node: Node) -> float:
+    """Bytes of the blocks that sequences hold there, on all its devices."""
+    return occupied(node.engine) * node.engine.hardware.count
 
 
 def facts(nodes: Sequence[Node]) -> dict[str, Any]:

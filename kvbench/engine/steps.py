@@ -47,9 +47,9 @@ def lay_out(plan: Plan, clock: Nanos, batch: Batch, cost: Cost, harm: Harm, mete
     samples = len(decodes) + sum([s.computed + new == s.known for s, new in plan.chunks])
     context = sum([s.computed for s in decodes]) + len(decodes)
     slow = math.prod(harm.slowed) * 1e9
-    debt, cache.debt = cache.debt * 1e9, 0.0
     step = Step(chunks, len(decodes), context, samples, shares, attended(cache.windows, decodes, 1))
     alone = cost.seconds(step) * slow
+    debt = cache.owed(alone / 1e9) * 1e9
     steps = Steps(clock, alone + debt, 0.0, 1, plan)
     if meter is not None:
         steps.joules = meter.joules(step, steps.first / 1e9)

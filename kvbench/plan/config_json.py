@@ -21,10 +21,11 @@ _NAMES: dict[str, tuple[str, ...]] = {  # our key: theirs, the common one first
     "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocab": ("vocab_size",),
     "max_len": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "active": ("num_experts_per_tok", "top_k_experts", "experts_per_token", "num_experts_per_token"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "active": ("num_experts_per_tok", "top_k_experts", "experts_per_token", "num_experts_per_token", "moe_k"),
     "expert_inner": ("moe_intermediate_size", "expert_intermediate_size"),
-    "shared": ("n_shared_experts", "num_shared_experts"),
+    "shared": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "dense": ("first_k_dense_replace", "moe_layer_start_index"),
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {  # of configuration classes whose published files leave them out
     "gemma3_text": {
@@ -33,7 +34,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {  # of configuration classes whose publi
     },
     "gemma2": {"sliding_window_pattern": 2, "tie_word_embeddings": True},
     "gemma4_text": {"tie_word_embeddings": True},
-    "gpt2": {"tie_word_embeddings": True},
+    **{kind: {"tie_word_embeddings": True} for kind in ("gemma", "gpt2", "gpt_bigcode", "opt", "bloom", "falcon", "starcoder2")},
+    **{kind: {"use_sliding_window": False} for kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")},
 }  # fmt: skip
 _UNGATED = {"gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "nemotron"}
 _KNOWN = _UNGATED | set(_DEFAULTS)  # others are read by the same keys, and a note says so
@@ -46,11 +48,19 @@ _REFUSED: dict[str, str] = {  # keys that change what is kept in ways that are n
     "hybrid_override_pattern": "a pattern of Mamba, attention and MLP layers",
     "layers_block_type": "a pattern of Mamba and attention layers",
     "attn_layer_period": "a pattern of Mamba and attention layers",
+    "attn_layer_indices": "a pattern of Mamba and attention layers",
+    "attn_type_list": "a pattern of linear and full attention",
+    "block_types": "a pattern of recurrent and attention layers",
+    "full_attn_idxs": "a pattern of convolutions and attention layers",
+    "mamba_d_state": "Mamba layers",
+    "mamba_d_ssm": "Mamba layers",
     "compress_ratios": "keys and values compressed over tokens",
     "linear_attn_config": "linear attention of another form than linear_num_value_heads",
     "num_kv_shared_layers": "layers that read other layers' keys and values",
     "is_encoder_decoder": "an encoder beside the decoder",
 }
+_MOST = 1 << 40  # of any number; a larger one is no model's
+_LAYERS = 10_000
 _LLAMA4 = ("llama4", "llama4_text")  # attention in chunks: a chunk's start is forgotten at once, unlike a window's
 
 
@@ -67,7 +77,7 @@ class Config:
     def fault(self, key: str, text: str) -> ValueError:
         return ValueError(f"{self.file}: {self.at}{key} {text}")
 
-    def count(self, *keys: str, default: int | None = None, low: int = 1) -> int:
+    def count(self, *keys: str, default: int | None = None, low: int = 1, high: int = _MOST) -> int:
         """The first of `keys` that is there and not null, as a whole number."""
         for key in keys:
             value = self.data.get(key)
@@ -75,14 +85,16 @@ class Config:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise self.fault(key, f"is {value!r}, not a whole number of at least {low}")
+            if value > high:
+                raise self.fault(key, f"is {value:.4g}: more than {high:,} is no model's")
             return value
         if default is None:
             also = f" (also looked for {', '.join(keys[1:])})" if keys[1:] else ""
             raise self.fault(keys[0], f"is missing{also}: without it there is no size")
         return default
 
-    def named(self, name: str, default: int | None = None, low: int = 1) -> int:
-        return self.count(*_NAMES[name], default=default, low=low)
+    def named(self, name: str, default: int | None = None, low: int = 1, high: int = _MOST) -> int:
+        return self.count(*_NAMES[name], default=default, low=low, high=high)
 
     def kind(self) -> str:
         return str(self.data.get("model_type") or self.outer.get("model_type") or "")
@@ -94,8 +106,8 @@ def read(path: Path) -> tuple[Model, list[str]]:
     if not file.is_file():
         raise ValueError(f"{path} has no config.json" if path.is_dir() else f"no file {path}")
     try:
-        data = json.loads(file.read_text())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        data = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{file} holds {type(data).__name__}, not the object that a config.json is")
@@ -116,16 +128,18 @@ def read(path: Path) -> tuple[Model, list[str]]:
 
 
 def _model(config: Config) -> Model:
-    layers, hidden, heads = config.named("layers"), config.named("hidden"), config.named("heads")
+    layers, hidden, heads = config.named("layers", high=_LAYERS), config.named("hidden"), config.named("heads")
     latent = _latent(config)
     tied = config.data.get("tie_word_embeddings", config.outer.get("tie_word_embeddings", False))
     experts = _experts(config, layers)
     inner = 4 * hidden if config.kind() in _UNGATED else experts.intermediate if experts else None
-    if "head_dim" not in config.data and hidden % heads and latent is None:
+    named = any(config.data.get(key) is not None for key in ("head_dim", "attention_head_dim"))
+    if not named and hidden % heads and latent is None:
         raise config.fault("head_dim", f"is missing, and hidden_size {hidden} is no multiple of {heads} heads")
     head_dim = latent.v_dim if latent else config.count("head_dim", "attention_head_dim", default=hidden // heads)
-    kv_heads = config.named("kv_heads", 1 if config.data.get("multi_query") else heads)
-    if not any(config.data.get(key) for key in _NAMES["kv_heads"]):
+    one = config.data.get("multi_query") and not config.data.get("new_decoder_architecture")  # whatever else Falcon's files say
+    kv_heads = 1 if one else config.named("kv_heads", heads)
+    if not one and not any(config.data.get(key) for key in _NAMES["kv_heads"]):
         config.notes.append(f"num_key_value_heads is not given: {kv_heads}, as such models have it")
     value_dim = config.count("v_head_dim", default=head_dim) if latent is None else head_dim
     model = Model(
@@ -160,7 +174,7 @@ def _beside(file: Path) -> Any:
     other = file.with_name(file.name.replace("config.json", "hf_quant_config.json"))
     try:
         return json.loads(other.read_text()).get("quantization") if other != file and other.is_file() else None
-    except (UnicodeDecodeError, json.JSONDecodeError, AttributeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, AttributeError) as error:
         raise ValueError(f"{other} is not a JSON object: {error}") from None
 
 
@@ -192,7 +206,9 @@ def _experts(config: Config, layers: int) -> Experts | None:
     inner = config.named("expert_inner", config.named("intermediate", 0, low=0) or None)
     shared_inner = config.count("shared_expert_intermediate_size", "share_expert_dim", default=0, low=0)
     frequency = config.data.get("moe_layer_freq")
-    dense = config.count("first_k_dense_replace", default=0, low=0)
+    dense = config.named("dense", 0, low=0)
+    if isinstance(alone := config.data.get("mlp_only_layers"), list):
+        dense = len(alone)
     if isinstance(frequency, list):
         dense = len([flag for flag in frequency if not flag])
     elif (isinstance(frequency, int) and frequency > 1) or config.count("decoder_sparse_step", default=1) > 1:

@@ -89,7 +89,8 @@ def described(target: Mapping[str, Any]) -> str:
     if not {"model", "hardware", "devices", "engine", "blocks", "block_tokens", "kv_tokens"} <= target.keys():
         return "(not recorded)"
     several = f"{target['devices']} x " if target["devices"] > 1 else ""
-    pool = f"KV pool {target['blocks']:,} blocks of {target['block_tokens']} = {target['kv_tokens']:,} tokens"
+    cut = f"in {len(target['groups'])} layer groups" if target.get("groups") else f"of {target['block_tokens']}"
+    pool = f"KV pool {target['blocks']:,} blocks {cut} = {target['kv_tokens']:,} tokens"
     return f"the embedded engine: {target['model']} on {several}{target['hardware']} ({target['engine']} profile), {pool}"
 
 

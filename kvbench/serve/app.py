@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from kvbench import __version__
 from kvbench.clock import Clock, wall_time
+from kvbench.core import Seconds
 from kvbench.engine import Machine, Span
 from kvbench.serve import Tokens, asks, shapes
 from kvbench.serve.asks import RefusedError, Said
@@ -92,7 +93,7 @@ class Server:
     async def listen(self, host: str, port: int) -> int:
         """Serve from now on. Returns the port, which is the system's choice where 0 is asked for. OSError where it is taken."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self._serve, self._alive), host, port, backlog=4096)
+        self._server = await loop.create_server(lambda: Connection(self._serve, self._alive, self._answered), host, port, backlog=4096)
         return int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
@@ -116,7 +117,9 @@ class Server:
                 handler(asked, to)
             except RefusedError as error:
                 to.respond(error.status, error.body())
-        self.page.asked(asked.path if handler else "none", asked.method, to.status)
+
+    def _answered(self, asked: Asked, status: int) -> None:
+        self.page.asked(asked.path if asked.path in self._routes else "none", asked.method, status)
 
     def _say(self, to: Connection, said: Any) -> None:
         to.respond(200, msgspec.json.encode(said))
@@ -131,7 +134,7 @@ class Server:
         try:
             for at, part in enumerate(parts):
                 if self.feed is not None:
-                    answers = [(answer_key(part.job.id, choice), one.written.ids) for choice, one in enumerate(part.choices)]
+                    answers = [(one.key, one.upto(ask.max_tokens).ids) for one in part.choices]
                     for ledger in self.feed.ledgers:
                         ledger.watch(part.job, ask.prompts[at], answers, ask.salt)
                 why = self.machine.submit(part.job, now)
@@ -158,9 +161,9 @@ class Server:
         self._forget([part.job.id for part in reply.parts])
         self.pace.arm()
 
-    def _deliver(self, spans: list[Span]) -> None:
-        self.replies.deliver(spans)
-        self._forget([done.id for span in spans for done in span.done])
+    def _deliver(self, spans: list[Span], now: Seconds) -> None:
+        failed = self.replies.deliver(spans, now)
+        self._forget([done.id for span in spans for done in span.done] + [part.job.id for one in failed for part in one.parts])
 
     def _forget(self, jobs: Sequence[int]) -> None:
         """These are over: no block of theirs will be stored any more."""

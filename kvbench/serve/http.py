@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
+from urllib.parse import unquote_to_bytes
 
 import httptools
 
@@ -33,15 +34,29 @@ class Asked:
     keep: bool = True  # the client may ask again on this connection
 
 
+def _path(target: bytes) -> str:
+    """Of a request's target, which may be a whole URL (as to a proxy), with what is %-encoded decoded."""
+    try:
+        path = httptools.parse_url(target).path
+    except httptools.HttpParserError:
+        path = target
+    return unquote_to_bytes(path or b"/").decode("latin-1")
+
+
 class Connection(asyncio.Protocol):
     """One client. `serve(asked, connection)` is called with each request and sees that respond(), or begin() and in time
-    end(), is.
+    end(), is. `answered(asked, status)` is called when an answer to it begins.
 
     gone: called once, where the client leaves before its answer is over.
     """
 
-    def __init__(self, serve: Callable[[Asked, "Connection"], None], alive: set["Connection"]) -> None:
-        self._serve, self._alive = serve, alive
+    def __init__(
+        self,
+        serve: Callable[[Asked, "Connection"], None],
+        alive: set["Connection"],
+        answered: Callable[[Asked, int], None] = lambda asked, status: None,
+    ) -> None:
+        self._serve, self._alive, self._answered = serve, alive, answered
         self.gone: Callable[[], None] | None = None
         self._asked = Asked()
         self._target: list[bytes] = []
@@ -50,7 +65,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[Asked] = deque()  # whole requests that nobody has seen
         self._busy = self._lost = False
         self._keep = True
-        self.status = 0  # of the last answer begun
+        self._now: Asked | None = None  # what is being answered
         self._parser = httptools.HttpRequestParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -104,14 +119,14 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         asked = self._asked
         asked.method = self._parser.get_method().decode()
-        asked.path = b"".join(self._target).partition(b"?")[0].decode("latin-1")
+        asked.path = _path(b"".join(self._target))
         asked.body, asked.keep = b"".join(self._body), self._parser.should_keep_alive()
         self._waiting.append(asked)
 
     def _next(self) -> None:
         """Serve what is here, one at a time; more is left in the socket meanwhile."""
         while self._waiting and not self._busy and not self._lost:
-            asked = self._waiting.popleft()
+            self._now = asked = self._waiting.popleft()
             self._busy, self._keep = True, asked.keep
             self._serve(asked, self)
         if self._waiting:
@@ -126,16 +141,15 @@ class Connection(asyncio.Protocol):
         self.respond(status, b'{"detail":"' + why.replace('"', "'").encode("ascii", "replace") + b'"}')
 
     def respond(self, status: int, body: bytes, kind: str = JSON, headers: Mapping[str, str] | None = None) -> None:
-        """A whole response."""
-        self.status = status
+        """A whole response; to HEAD its head alone, or the client would take the rest for the next one."""
         if not self._lost:
             more = {"content-length": str(len(body)), "content-type": kind, **(headers or {})}
-            self.transport.write(self._top(status, more) + body)
+            bare = self._now is not None and self._now.method == "HEAD"
+            self.transport.write(self._top(status, more) + (b"" if bare else body))
         self._over()
 
     def begin(self) -> None:
         """The head of a stream of events."""
-        self.status = 200
         more = {"content-type": "text/event-stream; charset=utf-8", "transfer-encoding": "chunked"}
         self.transport.write(self._top(200, more))
 
@@ -154,6 +168,8 @@ class Connection(asyncio.Protocol):
         self._over()
 
     def _top(self, status: int, headers: Mapping[str, str]) -> bytes:
+        if self._now is not None:
+            self._answered(self._now, status)
         lines = [
             f"HTTP/1.1 {status} {REASONS[status]}",
             "server: kvbench",
@@ -164,7 +180,7 @@ class Connection(asyncio.Protocol):
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
 
     def _over(self) -> None:
-        self.gone, self._busy = None, False
+        self.gone, self._now, self._busy = None, None, False
         if self._lost:
             return
         if not self._keep:

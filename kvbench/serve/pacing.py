@@ -12,11 +12,12 @@ from kvbench.engine import Machine, Span
 
 
 class Pace:
-    """deliver: called with the spans of one moment, in order; settled: called after it."""
+    """deliver: called with the spans of one moment, in order, and the engine's time then; settled: called after it."""
 
     def __init__(
-        self, machine: Machine, clock: Clock, speed: float, deliver: Callable[[list[Span]], None], settled: Callable[[], None]
-    ) -> None:
+        self, machine: Machine, clock: Clock, speed: float, deliver: Callable[[list[Span], Seconds], None],
+        settled: Callable[[], None],
+    ) -> None:  # fmt: skip
         if not 0 < speed <= 1e6:
             raise ValueError(f"speed is {speed:g}: from more than 0 to 1000000 times real time")
         self.machine, self.clock, self.speed = machine, clock, speed
@@ -30,7 +31,7 @@ class Pace:
     def pump(self) -> Seconds:
         """Hand out what has happened by now. Returns the engine's time: what happens next happens then. Call arm() after it."""
         now = self.clock.ns() * self.speed / 1e9
-        self._deliver(self.machine.advance(now))
+        self._deliver(self.machine.advance(now), now)
         self.machine.passed.clear()  # faults come and go unannounced, as they would
         self._settled()
         return now

@@ -71,7 +71,8 @@ class Page:
         self._device = by.labels(**self._labels, source="device")
         self._generation = self._counter("generation_tokens", "Tokens generated")
         by = self._many("request_success", "Requests that ended, by how", "finished_reason")
-        self._ended, self._aborted = (by.labels(**self._labels, finished_reason=why) for why in ("length", "abort"))
+        ways = (by.labels(**self._labels, finished_reason=why) for why in ("length", "abort", "error"))
+        self._ended, self._aborted, self._failed = ways
         refused = Counter("vllm:admission_rejections", "Requests turned away", ["model_name", "reason"], registry=self.registry)
         self._refused = refused.labels(model_name=model, reason="max_num_queued_reqs")
         self._first = self._histogram("time_to_first_token_seconds", "From a request's arrival to its first token", _TTFT)
@@ -142,6 +143,9 @@ class Page:
 
     def aborted(self) -> None:
         self._aborted.inc()
+
+    def failed(self) -> None:
+        self._failed.inc()
 
     def refused(self) -> None:
         self._refused.inc()

@@ -9,10 +9,16 @@ from dataclasses import dataclass, field
 from kvbench.core import Nanos, Seconds, reply_key
 from kvbench.engine import Done, Job, Machine, Span
 from kvbench.serve import Tokens, Written, shapes
-from kvbench.serve.asks import Ask
+from kvbench.serve.asks import Ask, RefusedError
 from kvbench.serve.content import Contents, Prompt
 from kvbench.serve.http import Connection
 from kvbench.serve.page import Page, Row
+
+
+LOST = {  # why an answer that has begun does not go on
+    "oom": "KV memory ran out, and the blocks of this request were taken for others.",
+    "node_lost": "The node that worked on this request was lost.",
+}
 
 
 def answer_key(job_id: int, choice: int) -> int:
@@ -22,12 +28,22 @@ def answer_key(job_id: int, choice: int) -> int:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer: what it will say, and how far it is. Times are the engine's."""
+    """One answer of at most `most` tokens: what it says, and how far it is. Times are the engine's."""
 
-    written: Written
+    key: int
+    most: int
+    write: Callable[[int], Written]  # its first tokens
+    written: Written = field(default_factory=lambda: Written([], []))
     got: int = 0
     first: Nanos = 0
     last: Nanos = 0
+
+    def upto(self, n: int) -> Written:
+        """At least its first n tokens. They are made up as they are needed: n answers of the longest length take seconds."""
+        have = len(self.written.ids)
+        if have < n:
+            self.written = self.write(min(self.most, max(n, 2 * have, 256)))
+        return self.written
 
 
 @dataclass(slots=True)
@@ -56,6 +72,11 @@ class Reply:
     arrived: Nanos
     parts: list[Part] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)  # not yet on the wire
+    failed: RefusedError | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.failed is not None or all(part.done for part in self.parts)
 
 
 class Replies:
@@ -74,7 +95,8 @@ class Replies:
         prompt = self.contents.prompt(ids, salt)
         job = Job(number, prompt.segments, ask.max_tokens, ask.n, salt, ask.priority)
         opening = ask.api == "chat"
-        choices = [Choice(self.tokens.write(answer_key(number, at), ask.max_tokens, opening)) for at in range(ask.n)]
+        keys = [answer_key(number, at) for at in range(ask.n)]
+        choices = [Choice(key, ask.max_tokens, lambda n, key=key: self.tokens.write(key, n, opening)) for key in keys]  # type: ignore[misc]
         return Part(job, prompt, choices)
 
     def enter(self, reply: Reply) -> None:
@@ -84,8 +106,9 @@ class Replies:
         if reply.ask.stream:
             reply.connection.begin()
 
-    def deliver(self, spans: list[Span]) -> None:
-        """All that happened up to one moment."""
+    def deliver(self, spans: list[Span], now: Seconds) -> list[Reply]:
+        """All that happened up to the moment `now`. Returns the requests that failed; nothing is left of them in the engine."""
+        failed: dict[int, Reply] = {}
         self._ended = {done.id: done for span in spans for done in span.done}  # the engine knows of these no longer
         for span in spans:
             self.page.generated(len(span.tokens) * len(span.times))
@@ -93,14 +116,24 @@ class Replies:
                 reply, part, at = self.live[job_id]
                 self._took(reply, part, part.choices[choice], at + choice, span.times)
             for done in span.done:
-                self._end(done)
+                reply = self._end(done)
+                if reply.failed is not None:
+                    failed[id(reply)] = reply
+        for reply in failed.values():
+            self.drop(reply, now)
+            self._give_up(reply)
+        return list(failed.values())
 
-    def _end(self, done: Done) -> None:
+    def _end(self, done: Done) -> Reply:
         reply, part, _ = self.live.pop(done.id)
         part.done = done
         self._remember(part)
-        if all(one.done for one in reply.parts):
+        if done.failed:
+            reply.failed = reply.failed or RefusedError(500, "InternalServerError", LOST.get(done.failed, done.failed))
+            self.page.failed()
+        elif reply.failed is None and reply.over:
             self._finish(reply)
+        return reply
 
     def _took(self, reply: Reply, part: Part, choice: Choice, index: int, times: list[Nanos]) -> None:
         begin = choice.got
@@ -108,7 +141,7 @@ class Replies:
         self._time(reply, part, choice, times)
         if not reply.ask.stream:
             return
-        head, count, texts = reply.head, reply.ask.max_tokens, choice.written.texts
+        head, count, texts = reply.head, reply.ask.max_tokens, choice.upto(choice.got).texts
         if not begin and reply.ask.api == "chat":
             self._say(reply, head.opening(index), part, 0)
         for at in range(begin, choice.got):
@@ -135,8 +168,8 @@ class Replies:
 
     def _remember(self, part: Part) -> None:
         """Its answers may come back in a later prompt."""
-        for at, choice in enumerate(part.choices):
-            self.contents.answered(part.prompt, answer_key(part.job.id, at), choice.written.ids[: choice.got])
+        for choice in part.choices:
+            self.contents.answered(part.prompt, choice.key, choice.upto(choice.got).ids[: choice.got])
 
     def _finish(self, reply: Reply) -> None:
         ask = reply.ask
@@ -151,8 +184,17 @@ class Replies:
             reply.events.append(shapes.DONE)
             self._touched[id(reply)] = reply
         else:
-            texts = ["".join(choice.written.texts) for part in reply.parts for choice in part.choices]
+            texts = ["".join(choice.upto(choice.got).texts[: choice.got]) for part in reply.parts for choice in part.choices]
             reply.connection.respond(200, reply.head.whole(texts, shapes.whole_usage(prompt, completion, cached, told)))
+
+    def _give_up(self, reply: Reply) -> None:
+        """As vLLM, whose streams end with the error in place of what was to come."""
+        assert reply.failed is not None
+        if not reply.ask.stream:
+            reply.connection.respond(reply.failed.status, reply.failed.body())
+            return
+        reply.events += [shapes.error(reply.failed.body()), shapes.DONE]
+        self._touched[id(reply)] = reply
 
     def flush(self) -> None:
         """Write what has gathered, and end the streams that are whole."""
@@ -160,7 +202,7 @@ class Replies:
         for reply in touched.values():
             events, reply.events = b"".join(reply.events), []
             reply.connection.send(events)
-            if all(part.done for part in reply.parts):
+            if reply.over:
                 reply.connection.end()
 
     def _record(self, reply: Reply, part: Part) -> None:

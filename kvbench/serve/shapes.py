@@ -14,6 +14,11 @@ def event(fields: dict[str, Any]) -> bytes:
     return b"data: " + _encode(fields) + b"\n\n"
 
 
+def error(body: bytes) -> bytes:
+    """An error's body in the middle of a stream."""
+    return b"data: " + body + b"\n\n"
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """What every part of one answer begins with."""

@@ -22,6 +22,7 @@ REFUSALS = {
     "kv_too_small": "prompt and answer need more KV blocks than the pool has",
     "refused": "refused by a fault of the scenario (target.faults)",
     "node_lost": "the node that worked on it was lost (a fault of the scenario)",
+    "oom": "KV memory ran out and its blocks were taken, once more than max_preemptions allows (target.settings)",
     "full": "refused: max_waiting requests wait already (target.settings)",
 }
 

@@ -1,13 +1,16 @@
-"""Cases M01, M03, M07 and M09: what simulators of a KV cache got wrong elsewhere."""
+"""Cases M01, M03, M05, M07 and M09: what simulators of a KV cache got wrong elsewhere."""
+
+from pathlib import Path
 
 import pytest
 
-from kvbench.core import Seconds
+from kvbench.core import Seconds, reply_key
 from kvbench.engine import Job, Step
 from kvbench.engine.engine import Engine
 from kvbench.engine.evict.policies import POLICIES
 from kvbench.engine.pool import Pool
 from kvbench.profile import load_engine, load_hardware, load_model
+from tests.whole import simulated
 
 
 class Second:
@@ -70,6 +73,43 @@ def test_m03_a_full_pool_does_not_make_more_concurrency_free() -> None:
             assert gauges["preemptions"] > 0
     assert throughput[1024] <= 1.1 * throughput[256]
     assert throughput[256] <= 1.5 * throughput[64]
+
+
+def test_m05_each_turn_reads_all_turns_before_it() -> None:
+    """One block of 16 a turn: 11 tokens asked and 5 answered. The first question is one longer, since the last token of an answer
+    is never cached."""
+    built = engine(blocks=100, block=16)
+    history: list[tuple[int, int]] = []
+    read = []
+    for turn in range(10):
+        history.append((1000 + turn, 11 if turn else 12))
+        before = built.gauges()["hit_tokens"]
+        built.submit(Job(turn, tuple(history), 5), 10.0 * turn)
+        finish(built)
+        read.append((built.gauges()["hit_tokens"] - before) / 16)
+        history.append((reply_key(turn), 5))
+    assert read == list(range(10))
+    assert sum(read) == 45
+
+
+def test_m05_the_turns_of_a_session_are_cumulative_in_a_run(tmp_path: Path) -> None:
+    text = """
+name: turns
+seed: 5
+target: {kind: sim, model: llama-3.1-8b, hardware: rtx-4090, settings: {blocks: 400, block: 16}}
+workload:
+  arrivals: {shape: closed, concurrency: 1}
+  prompt: 11
+  output: {dist: fixed, value: 5, force: true}
+  prefixes: {groups: 1, zipf: 1.0, tokens: 1, share: 100%}
+  sessions: {turns: 10, think: 1s}
+  nonce: false
+phases: {steady: {for: 10s}, drain: {for: 60s}}
+"""
+    records = [record for record in simulated(text, tmp_path).records if record.session == 0]
+    assert [(record.turn, record.n_in) for record in records] == [(turn, 12 + 16 * turn) for turn in range(len(records))]
+    assert len(records) == 10
+    assert sum(record.cached for record in records) == 45 * 16
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -254,6 +254,28 @@ def test_who_waits_beyond_refuse_above_is_turned_away() -> None:
     seen.run(built).whole()
 
 
+def test_oom_is_counted_over_all_nodes_and_teaches_routers_nothing() -> None:
+    """Three equal answers on each of two nodes whose memory holds two: the third dies at its node's first shortage."""
+    profile = load_engine("vllm", block=4, blocks=13, max_preemptions=0)
+    spec = ClusterSpec.model_validate({"replicas": 2})
+    built = spec.build(MODEL, "rtx-4090", profile, 0, (), lambda node, hw, own, hit: Engine(MODEL, hw, profile, own, hit))
+    taught: list[int] = []
+    for router in {id(router): router for router in built.routers.values()}.values():
+        router.ended = lambda job, tokens: taught.append(job.id)  # type: ignore[method-assign]
+    seen = Seen()
+    for number in range(6):
+        assert seen.submit(built, job(number, 8, 13), 0.0) is None
+    seen.run(built)
+    failed = {number for number, done in seen.ends.items() if done.failed == "oom"}
+    assert len(seen.ends) == 6
+    assert {number % 2 for number in failed} == {0, 1}
+    assert all(seen.ends[number].n_out == len(seen.times[number, 0]) < 13 for number in failed)
+    assert {*taught} == {*range(6)} - failed
+    gauges, nodes = built.gauges(), built.gauges_by_node()
+    assert gauges["oom"] == sum(node["oom"] for node in nodes) == len(failed)
+    assert gauges["oom_rate"] == len(failed) / 6 == sum(node["oom_rate"] for node in nodes) / 2
+
+
 def test_an_unnoticed_loss_swallows_what_is_sent_there() -> None:
     built, seen = cluster({"replicas": 2, "on_loss": "fail", "detect": 2.0}, lost(0, 1.0, 10.0)), Seen()
     assert seen.submit(built, job(0, answer=300), 0.5) is None

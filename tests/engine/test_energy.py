@@ -7,6 +7,7 @@ from kvbench.engine import Job, Step
 from kvbench.engine.cost import Roofline
 from kvbench.engine.energy import MEMORY, Meter
 from kvbench.engine.engine import Engine
+from kvbench.engine.groups import LayersSpec
 from kvbench.profile import load_engine, load_hardware, load_model
 from kvbench.report.energy import energy
 
@@ -49,6 +50,19 @@ def test_spans_and_single_steps_burn_the_same() -> None:
         built.advance(10.0)
         burnt.append(built.gauges()["energy"])
     assert burnt[0] == pytest.approx(burnt[1], rel=1e-6)
+
+
+def test_codecs_save_the_energy_of_the_bytes_that_they_save() -> None:
+    """8 sequences decode for a while: what is drawn beyond idle is half the range while weights, activations and KV as stored are
+    moved, and that of the FLOPs."""
+    groups = [{"layers": "1-16", "codec": "fp16"}, {"layers": "17+", "codec": "int4-g64"}]
+    for layers, token in ((None, 131_072.0), (LayersSpec.model_validate({"groups": groups}), 131_072 * (16 + 4.5) / 32)):
+        built = Engine(*PARTS, layers=layers)
+        assert built.meter is not None
+        step = Step((), 8, 80_000, 8)
+        terms = Roofline(*PARTS).terms(step)
+        moving = terms.weights + terms.activations + 80_000 * token / (PARTS[1].bandwidth * PARTS[1].bandwidth_share)
+        assert built.meter.joules(step, 1.0) == pytest.approx((450 - 25) * (terms.compute + MEMORY * moving), rel=1e-3)
 
 
 def test_hardware_without_power_has_no_energy() -> None:

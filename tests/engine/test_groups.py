@@ -12,6 +12,7 @@ from kvbench.engine.cost import Roofline, Stored
 from kvbench.engine.engine import Engine
 from kvbench.engine.groups import LayersSpec, sizes
 from kvbench.profile import load_engine, load_hardware, load_model
+from kvbench.report.render import described
 
 MODEL, CARD = load_model("llama-3.1-8b"), load_hardware("rtx-4090")
 THREE: list[dict[str, object]] = [
@@ -61,6 +62,21 @@ def test_one_group_over_all_layers_is_no_groups_at_all(codec: str | None) -> Non
     assert run(plain) == run(grouped)
     assert plain.gauges() == grouped.gauges()
     assert plain.gauges()["preemptions"] > 0
+
+
+def test_facts_and_memory_are_of_the_pools_that_there_are() -> None:
+    mixed: list[dict[str, object]] = [{"layers": "1-6", "block": 8, "quota": 0.3}, {"layers": "7+", "codec": "int4-g64", "quota": 0.5}]
+    built, plain = engine(mixed), engine()
+    # .3 x 52,953,088 / (8 x 24,576) = 80.8 blocks; .5 x 52,953,088 / (4 x 26 x 1,152) = 220.99
+    facts = built.facts()
+    assert facts["blocks"] == 79 + 219
+    assert [(one["blocks"], one["block"], one["bytes"]) for one in facts["groups"]] == [(79, 8, 196_608), (219, 4, 119_808)]
+    assert facts["kv_tokens"] == 79 * 8
+    assert built.memory is not None
+    assert plain.memory is not None
+    less = 101 * 4 * 131_072 - (80 * 196_608 + 220 * 119_808)
+    assert plain.memory - built.memory == pytest.approx(less / CARD.memory)
+    assert "298 blocks in 2 layer groups = 632 tokens" in described(facts)
 
 
 def test_a_miss_in_the_low_group_alone_computes_six_of_32_layers() -> None:

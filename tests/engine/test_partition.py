@@ -1,12 +1,17 @@
-"""Moves of quota, by hand: three groups of 100 usable blocks of 1,000, 500 and 2,000 bytes."""
+"""Moves of quota, by hand: three groups of 100 usable blocks of 1,000, 500 and 2,000 bytes; and in an engine, with tiers and faults."""
 
 import pytest
 
+from kvbench.engine import Job
 from kvbench.engine.cache import Group
+from kvbench.engine.engine import Engine
 from kvbench.engine.evict.policies import POLICIES
+from kvbench.engine.faults import FAULTS
 from kvbench.engine.groups import LayersSpec
 from kvbench.engine.partition import Partition
 from kvbench.engine.pool import Pool
+from kvbench.engine.tiers import TiersSpec, build_below
+from kvbench.profile import load_engine, load_hardware, load_model
 
 SPEC = LayersSpec.model_validate({"groups": [{"layers": "1+"}], "partition": "dynamic"})
 SECOND = 10**9
@@ -19,6 +24,7 @@ def groups() -> list[Group]:
 def saw(group: Group, lookups: int, hits: int) -> None:
     group.lookups += lookups
     group.hits += hits
+    group.device += hits
 
 
 def usable(found: list[Group]) -> list[int]:
@@ -74,3 +80,53 @@ def test_a_pool_that_shrank_and_grew_again_has_every_block_once() -> None:
     pool.resize(15)
     pool.check([held[1:]])
     assert len(set(pool.allocate(12)) | set(held[1:])) == 15
+
+
+PARTS = load_model("llama-3.1-8b"), load_hardware("rtx-4090"), load_engine("vllm", block=4, blocks=201)
+
+
+def narrow(quota: float) -> LayersSpec:
+    """Half of the layers in each of two groups, the first with `quota` of the bytes."""
+    groups = [{"layers": "1-16", "quota": quota}, {"layers": "17+", "quota": 1 - quota}]
+    return LayersSpec.model_validate({"groups": groups, "partition": "dynamic", "every": 1.0})
+
+
+def repeat(built: Engine, until: int) -> None:
+    """Four prompts of 60 tokens, again and again: 60 blocks that the second group holds and the first one may not."""
+    for number in range(until):
+        built.advance(float(number))
+        built.check()
+        assert built.submit(Job(number, ((1 + number % 4, 60),), 1), float(number)) is None
+    built.advance(float(until))
+    built.check()
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+def test_what_comes_up_from_a_tier_is_no_hit_of_the_partition(tiers: bool) -> None:
+    spec = TiersSpec.model_validate({"host": {"capacity": 1e9}})
+    built = Engine(*PARTS, below=build_below(spec, *PARTS, lambda: 0) if tiers else None, layers=narrow(0.1))
+    first = built.cache.groups[0].pool
+    assert first.usable == 39
+    repeat(built, 40)
+    gauges = built.gauges()
+    assert gauges["partition_moves"] >= 3
+    assert first.usable > 60
+    below = 2 * gauges["hit_tokens_host"] if tiers else 0  # half a token of the model's: it is found for one group of two
+    assert built.cache.groups[0].device == built.cache.groups[0].hits - below
+
+
+def test_a_pin_gives_back_what_it_took_whatever_the_quota_has_become() -> None:
+    fault = FAULTS["pinned"].model_validate({"at": 0.5, "for": 30, "share": 0.25})
+    built = Engine(*PARTS, faults=(fault, fault), layers=narrow(0.1))
+    pools = built.cache.pools
+    first = [round(0.25 * pool.usable) for pool in pools]
+    repeat(built, 20)
+    assert [pool.pinned for pool in pools] == [2 * count for count in first]
+    assert pools[0].usable > 45
+    repeat_after = Job(99, ((9, 60),), 1)
+    built.advance(31.0)
+    assert [pool.pinned for pool in pools] == [0, 0]
+    assert built.submit(repeat_after, 31.0) is None
+    built.advance(40.0)
+    built.check()
+    assert not any(pool.referenced for pool in pools)

@@ -1,5 +1,6 @@
 """Chains and the pool: identity of content, free order, and every invariant under random operations."""
 
+import random
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvbench.engine.chain import ROOT, Chain
 from kvbench.engine.evict.order import Lru
+from kvbench.engine.evict.policies import POLICIES
 from kvbench.engine.pool import Pool
 
 
@@ -95,6 +97,65 @@ def test_a_double_free_is_refused() -> None:
     p.release(blocks)
     with pytest.raises(RuntimeError, match=f"block {blocks[0]} freed twice"):
         p.release(blocks)
+
+
+def test_a_block_spared_for_its_youth_leaves_in_its_turn_once_it_is_older() -> None:
+    p = Pool(6, 4, Lru(5, 0), retain=5)
+    for now, key in ((0, 1), (5, 2), (5, 3), (6, 1)):
+        p.now = now
+        p.release(fill(p, [key]))
+    p.now = 8
+    held = p.allocate(3)  # two are empty; 2 and 3 have their turn and are too young, so 1 goes
+    assert set(p.index) == {2, 3}
+    p.now = 9
+    p.release(held[:1])
+    p.release(fill(p, [4]))
+    p.now = 14
+    p.release(p.take([2]))  # used since: no longer in front
+    held += p.allocate(1)
+    assert set(p.index) == {2, 4}
+    held += p.allocate(1)
+    assert set(p.index) == {2}
+    p.check([held[1:]])
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_no_young_block_leaves_while_an_older_one_can(name: str) -> None:
+    rng, p = random.Random(1), Pool(17, 4, POLICIES[name](16, 0), retain=20)
+    held: list[list[int]] = []
+    born: dict[int, int] = {}
+    left = 0
+
+    def gone(key: int) -> None:
+        nonlocal left
+        left += 1
+        older = [other for other, block in p.index.items() if p.now - born[other] >= 20 and not p._refs[block]]
+        assert p.now - born[key] >= 20 or not older
+
+    p.evicted_to = gone
+    for p.now in range(400):
+        head, length = 10 * rng.randrange(8), rng.randrange(1, 4)
+        keys = [head + at for at in range(length)]
+        found = p.found(keys, length)
+        if length - found + p.unreferenced(keys[:found]) <= p.free:
+            before = set(p.index)
+            held.append(fill(p, keys))
+            born |= {key: p.now for key in keys if p._born[p.index[key]] == p.now or key not in before}
+        if len(held) > rng.randrange(4):
+            p.release(held.pop(rng.randrange(len(held))))
+        p.check(held)
+    assert left > 100
+
+
+def test_a_pool_full_of_young_blocks_gives_up_one_all_the_same() -> None:
+    p = Pool(3, 4, Lru(2, 0), retain=100)
+    p.release(fill(p, [1]))
+    p.release(fill(p, [2]))
+    p.allocate(1)
+    assert set(p.index) == {2}
+    p.now = 100
+    p.allocate(1)
+    assert not p.index
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from kvbench.core import Seconds
-from kvbench.engine import Job, Step
+from kvbench.engine import Done, Job, Step
 from kvbench.engine.engine import Engine
 from kvbench.engine.predict import LEAST, WINDOW, Lengths
 from kvbench.engine.sequence import ORDERS, VICTIMS
@@ -37,10 +37,11 @@ def job(number: int, prompt: int, answer: int, **more: object) -> Job:
 
 
 class Log:
-    """Token times in seconds per (job, choice), and how often each job was preempted."""
+    """Token times in seconds per (job, choice), how often each job was preempted, and when and how it ended."""
 
     def __init__(self) -> None:
         self.times: dict[tuple[int, int], list[float]] = {}
+        self.ends: dict[int, tuple[float, Done]] = {}
         self.preempted: dict[int, int] = {}
 
     def advance(self, built: Engine, until: Seconds) -> None:
@@ -48,6 +49,7 @@ class Log:
             for name in span.tokens:
                 self.times.setdefault(name, []).extend(time / 1e9 for time in span.times)
             self.preempted.update((done.id, done.preempted) for done in span.done)
+            self.ends.update((done.id, (span.times[-1] / 1e9, done)) for done in span.done)
         built.check()
 
     def finish(self, built: Engine) -> "Log":
@@ -98,6 +100,57 @@ def test_who_loses_its_blocks(victim: str, loser: int) -> None:
     assert log.preempted == {number: int(number == loser) for number in range(4)}
     assert log.times[0, 0] == [1, 2]
     assert log.times[loser, 0] == [1, 3]  # nothing is admitted in a step that preempted
+
+
+# --- an engine that fails requests
+
+
+def test_a_request_that_may_not_be_preempted_fails_where_its_blocks_are_wanted() -> None:
+    """As in test_engine's preemption by hand: in the step from 2 the first one needs the second's blocks, and nothing waits."""
+    built, _ = engine(4, max_preemptions=0)
+    log = served(built, job(0, 7, 6), job(1, 7, 6))
+    assert log.times == {(0, 0): [1, 2, 3, 4, 5, 6], (1, 0): [1, 2]}
+    assert log.ends[1] == (2.0, Done(id=1, n_in=7, n_out=2, cached=0, preempted=0, failed="oom"))
+    assert log.ends[0][1].failed == ""
+    gauges = built.gauges()
+    assert (gauges["oom"], gauges["oom_rate"], gauges["preemptions"], gauges["kv_usage"]) == (1, 0.5, 0, 0)
+    assert built.submit(job(2, 17, 1), 9.0) == "kv_too_small"  # a failure for want of memory, too
+    assert (built.gauges()["oom"], built.gauges()["oom_rate"]) == (2, 2 / 3)
+
+
+def test_a_request_that_was_preempted_as_often_as_it_may_be_fails() -> None:
+    """The first one's growth costs the second its blocks. Back again it holds most of them when it needs one more than there are
+    beside a third, and goes for good."""
+    built, _ = engine(6, max_preemptions=1, victim="most_blocks")
+    log = Log()
+    for one in (job(0, 11, 9), job(1, 7, 17)):
+        built.submit(one, 0.0)
+    log.advance(built, 12.5)
+    assert log.ends[0][1].failed == ""
+    assert built.progress(1).preempted == 1
+    built.submit(job(2, 4, 9), 12.5)
+    log.finish(built)
+    assert log.ends[1][1] == Done(id=1, n_in=7, n_out=len(log.times[1, 0]), cached=0, preempted=1, failed="oom")
+    assert len(log.times[2, 0]) == 9
+    assert (built.gauges()["preemptions"], built.gauges()["oom"]) == (1, 1)
+
+
+def test_a_killed_choice_takes_its_job_with_it() -> None:
+    """Two answers to one prompt beside another request: when the last admitted goes, so does the other answer, whose place in the
+    step that begins nobody takes."""
+    built, _ = engine(5, max_preemptions=0)
+    log = served(built, job(0, 7, 9), job(1, 4, 9, n=2))
+    assert log.ends[1][1].failed == "oom"
+    assert log.ends[1][1].n_out == len(log.times[1, 0]) + len(log.times[1, 1]) > 0
+    assert len(log.times[0, 0]) == 9
+    assert built.gauges()["oom_rate"] == 0.5
+
+
+def test_who_dies_first_is_the_victims_choice() -> None:
+    for victim, loser in (("last", 3), ("least_computed", 1), ("most_blocks", 2)):
+        built, _ = engine(8, victim=victim, max_preemptions=0)
+        log = served(built, job(0, 8, 2), job(1, 3, 2), job(2, 11, 2), job(3, 7, 2))
+        assert [number for number, (_, done) in log.ends.items() if done.failed] == [loser]
 
 
 # --- prefill: whole
@@ -258,19 +311,25 @@ def drive(
     return log.finish(built), built.gauges()["preemptions"]
 
 
+def drawn(draw: random.Random) -> list[tuple[float, Job]]:
+    """Twenty-four jobs and when they come: shared prefixes, some with two answers."""
+    jobs, at = [], 0.0
+    for one in range(24):
+        at += draw.choice((0.0, 0.3, 2.0, 6.0))
+        shared = (draw.randrange(3) - 3, draw.randrange(1, 12))
+        segments = (shared, (one + 1, draw.randrange(1, 30)))
+        more = {"n": draw.choice((1, 1, 2)), "priority": draw.randrange(3), "cls": draw.choice("ab")}
+        jobs.append((at, Job(one, segments, draw.randrange(1, 40), **more)))  # type: ignore[arg-type]
+    return jobs
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_combination_delivers_every_token_and_keeps_its_invariants(order: str) -> None:
     preempted = 0.0
     for number, (_, victim, prefill, admission, preallocate) in enumerate(c for c in CHOICES if c[0] == order):
         draw = random.Random(number)
         settings = {"order": order, "victim": victim, "prefill": prefill, "admission": admission, "preallocate": preallocate}
-        jobs, at = [], 0.0
-        for one in range(24):
-            at += draw.choice((0.0, 0.3, 2.0, 6.0))
-            shared = (draw.randrange(3) - 3, draw.randrange(1, 12))
-            segments = (shared, (one + 1, draw.randrange(1, 30)))
-            more = {"n": draw.choice((1, 1, 2)), "priority": draw.randrange(3), "cls": draw.choice("ab")}
-            jobs.append((at, Job(one, segments, draw.randrange(1, 40), **more)))  # type: ignore[arg-type]
+        jobs = drawn(draw)
         gone = {one: jobs[one][0] + 3.1 for one in draw.sample(range(24), 4)}
         log, count = drive(jobs, gone, None, settings)
         for _, one in jobs:
@@ -282,3 +341,22 @@ def test_every_combination_delivers_every_token_and_keeps_its_invariants(order: 
         assert (ticked.times, again) == (log.times, count), settings  # whoever drives it, however often
         preempted += count
     assert preempted > 20
+
+
+def test_where_requests_fail_every_token_is_counted_and_every_invariant_kept() -> None:
+    failed = 0
+    for number, (victim, prefill, most) in enumerate(product(VICTIMS, ("chunked", "whole"), (0, 1))):
+        draw = random.Random(number)
+        settings: dict[str, object] = {"victim": victim, "prefill": prefill, "max_preemptions": most, "admission": "chunk"}
+        jobs = drawn(draw)
+        gone = {one: jobs[one][0] + 3.1 for one in draw.sample(range(24), 4)}
+        log, _ = drive(jobs, gone, None, settings)
+        for number, (_, done) in log.ends.items():
+            assert done.n_out == sum(len(log.times.get((number, choice), ())) for choice in range(jobs[number][1].n))
+            assert (done.failed == "oom") == (done.n_out < jobs[number][1].n * jobs[number][1].max_tokens)
+            assert done.preempted <= most * jobs[number][1].n
+            failed += bool(done.failed)
+        assert {*log.ends} >= {*range(24)} - {*gone}
+        ticked, _ = drive(jobs, gone, 1.7, settings)
+        assert (ticked.times, ticked.ends) == (log.times, log.ends), settings
+    assert failed > 20

@@ -263,6 +263,40 @@ def test_counters_are_what_the_replies_said_preemptions_too() -> None:
     served(work, speed=20.0, settings={"blocks": 130})
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_memory_runs_out_for_ends_with_an_error(stream: bool) -> None:
+    """Two of two prompts each, and blocks for three and a half: the last prompt fails, and with it its whole request."""
+
+    async def one(port: int, number: int) -> tuple[int, str]:
+        reader, writer = await opened(port)
+        body = {"prompt": [[number] * 30, [number + 10] * 30], "max_tokens": 100, "stream": stream}
+        writer.write(post("/v1/completions", body, "connection: close\r\n"))
+        raw = (await reader.read()).decode()
+        writer.close()
+        return int(raw.split()[1]), raw
+
+    async def work(server: Server, port: int) -> None:
+        first = asyncio.ensure_future(one(port, 1))
+        while not server.replies.live:
+            await asyncio.sleep(0.001)
+        (kept, whole), (status, raw) = await asyncio.gather(first, one(port, 2))
+        events = [line[6:].strip() for line in raw.split("\n") if line.startswith("data: ")]
+        if stream:
+            assert events[-1] == "[DONE]"
+            assert 20 < len(events) < 202
+        error = json.loads(events[-2] if stream else raw.partition("\r\n\r\n")[2])
+        assert (kept, status) == (200, 200 if stream else 500)
+        assert "error" not in whole
+        assert {**error["error"], "message": ""} == {"message": "", "type": "InternalServerError", "param": None, "code": 500}
+        assert "memory ran out" in error["error"]["message"]
+        assert not server.replies.live
+        text = server.page.text().decode()
+        for why, count in (("length", 2), ("error", 1), ("abort", 1)):
+            assert f'finished_reason="{why}",model_name="llama-3.1-8b"}} {count}.0' in text
+
+    served(work, speed=20.0, settings={"blocks": 30, "max_preemptions": 0})
+
+
 def test_three_nodes_behind_one_port() -> None:
     async def work(server: Server, port: int) -> None:
         reader, writer = await opened(port)

@@ -133,6 +133,20 @@ def test_what_never_fits_fails_at_once() -> None:
     assert "more KV blocks than the pool has" in big.error
 
 
+def test_what_runs_out_of_memory_fails_with_what_it_had() -> None:
+    async def body(clock: Clock) -> tuple[Record, Record, dict[str, float]]:
+        target, first, second = sim(clock, blocks=5, max_preemptions=0), Record(id=0), Record(id=1)
+        await asyncio.gather(target.send(request(0, 7, 6), first), target.send(request(1, 7, 6), second))
+        return first, second, target.gauges(clock.now())
+
+    first, second, gauges = virtually(body)
+    assert (first.outcome, first.n_out, first.done_ns) == ("ok", 6, 6 * 10**9)
+    assert (second.outcome, second.cause, second.finish, second.done_ns) == ("failed", "oom", None, None)
+    assert (second.n_out, second.token_ns, second.end_ns) == (2, [10**9, 2 * 10**9], 2 * 10**9)
+    assert "max_preemptions" in second.error
+    assert (gauges["oom_total"], gauges["oom_rate"], gauges["preemptions_total"]) == (1, 0.5, 0)
+
+
 @pytest.mark.parametrize("sampling", [{"n": 2}, {"n": 2, "use_beam_search": True}, {"beam_width": 2}])
 def test_several_answers(sampling: dict[str, object]) -> None:
     async def body(clock: Clock) -> Record:

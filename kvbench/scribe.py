@@ -1,0 +1,47 @@
+"""Everything that is said of a run goes through here once: to its journal, to the sinks and the view; events and windows to the
+collectors too."""
+
+from collections.abc import Sequence
+
+from kvbench.core import CacheAccess, Event, Record, Sample, Window
+from kvbench.crew import Crew
+from kvbench.journal import Journal
+from kvbench.metrics.names import METRICS
+from kvbench.metrics.slots import Slots
+from kvbench.sink import Sink, View
+
+
+class Scribe:
+    """`tell` is what the run says itself, `take` what its collectors say: their fleet-wide readings also go into the slots."""
+
+    def __init__(self, journal: Journal, slots: Slots, sinks: Sequence[Sink], view: View | None, crew: Crew | None) -> None:
+        self.journal, self.slots, self.crew = journal, slots, crew
+        self._sinks = sinks
+        self._all: Sequence[Sink] = [*sinks, view] if view is not None else sinks
+
+    def tell(self, item: Event | Window | Sample) -> None:
+        self.journal.write(item)
+        for sink in self._all:
+            sink.write(item)
+        if self.crew is not None and not isinstance(item, Sample):
+            self.crew.tell(item)
+
+    def take(self, item: Sample | Event | CacheAccess) -> None:
+        if isinstance(item, CacheAccess):
+            self.journal.accesses([item])
+            return
+        if isinstance(item, Sample) and not item.labels and item.name in METRICS:
+            self.slots.gauge(item.name, item.t, item.value)
+        self.tell(item)
+
+    def file(self, records: list[Record]) -> None:
+        """Ended records."""
+        self.journal.file(records)
+        for sink in self._sinks:
+            for record in records:
+                sink.write(record)
+
+    async def aclose(self) -> None:
+        for sink in self._all:
+            await sink.aclose()
+        self.journal.close()
