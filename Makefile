@@ -20,6 +20,7 @@ $(STAMP): pyproject.toml
 
 $(TEST_STAMP): $(STAMP) pyproject.toml
 	@sh .ci/packages.sh gcc:gcc git:git
+	@sh .ci/unpack.sh .venv/tools usr/bin/influxd:influxdb usr/bin/victoria-metrics:victoria-metrics
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@
 

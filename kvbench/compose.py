@@ -16,6 +16,7 @@ import numpy as np
 from kvbench.agenda import STREAMS, build_phases, seeds
 from kvbench.clock import Clock, stopwatch
 from kvbench.collect import CollectorError, Place
+from kvbench.collect.prometheus import usual
 from kvbench.core import Request, Seconds
 from kvbench.crew import Crew
 from kvbench.doubts import blind, overlong
@@ -31,6 +32,7 @@ from kvbench.pilot import Controls
 from kvbench.problem import Problem
 from kvbench.profile import Hardware
 from kvbench.scenario import Scenario, ScenarioError
+from kvbench.sink import SinkError, SinkPlace, Store
 from kvbench.stop import preallocated
 from kvbench.target import Target, TargetUnreachable
 from kvbench.target.http import HttpTarget
@@ -40,7 +42,8 @@ from kvbench.workload.mix import estimate
 from kvbench.workload.tokenizers import File, Ids, Server, Words
 
 __all__ = [
-    "STREAMS", "Opened", "build_controls", "build_nonce", "build_phases", "build_slos", "open_crew", "open_target", "seeds",
+    "STREAMS", "Opened", "build_controls", "build_nonce", "build_phases", "build_slos", "open_crew", "open_sinks", "open_target",
+    "seeds",
 ]  # fmt: skip
 
 
@@ -94,16 +97,34 @@ def build_machine(spec: Sim, seed: int, listeners: Sequence[Callable[[Access], N
 
 async def open_crew(scenario: Scenario, place: Place) -> Crew:
     """The collectors that the scenario names, opened. Raises ScenarioError where a required one cannot work, or none can."""
-    specs = scenario.collect or []
+    specs, absent = scenario.collect or [], ""
     if place.clock.virtual and specs:
         text = "no machine can be read in virtual time: run with --real-time, or leave it out"
         raise ScenarioError([Problem("", "collect", text)])
-    crew = Crew(place.clock, [spec.build(place) for spec in specs])
     try:
+        if scenario.collect is None and isinstance(scenario.target, Http):
+            found, absent = await usual(place, scenario.target.ca_file)
+            specs = [found] if found is not None else []
+        crew = Crew(place.clock, [spec.build(place) for spec in specs])
         await crew.open()
     except CollectorError as error:
         raise ScenarioError([Problem("", "collect", str(error))]) from None
+    if absent:  # nobody asked for them: no reason to warn
+        crew.facts.append({"source": "prometheus", "required": False, "error": None, "absent": absent})
     return crew
+
+
+async def open_sinks(scenario: Scenario, place: SinkPlace) -> list[Store]:
+    """The sinks that the scenario names, each after a write that shows it can. Raises ScenarioError where one cannot."""
+    built: list[Store] = []
+    for at, spec in enumerate(scenario.sinks):
+        try:
+            built.append(spec.build(place))
+        except SinkError as error:
+            for store in built:
+                await store.aclose()
+            raise ScenarioError([Problem("", f"sinks[{at}]", str(error))]) from None
+    return built
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The collectors of one run: opened before it, started with it, stopped after its last request. None of them can break the run."""
+"""The collectors of one run: opened before it, started with it, stopped after its last request. None can break the run."""
 
 import asyncio
 from collections.abc import Sequence

@@ -80,7 +80,7 @@ class Sim(Spec):
             try:
                 sizes(layers, *parts)
             except ValueError as error:
-                fault(("layers", "groups"), str(error))
+                fault(("layers", "groups") if self.layers is not None else ("cache_profile_aggressiveness",), str(error))
         tiers = [name for name, tier in self.tiers.named() if tier.bytes > 0] if self.tiers else []
         for number, each in enumerate(self.faults):
             if isinstance(each, SlowTier) and each.tier not in tiers:

@@ -131,7 +131,7 @@ class ClusterSpec(_Spec):
         return Cluster(
             nodes,
             {"entry": routing.arm(), "decode": routing.arm()},
-            store=self.store.build(engine.block * model.kv_token_bytes()) if self.store else None,
+            store=self.store.build(nodes[0].token_bytes * nodes[0].cache.groups[0].block) if self.store else None,
             line=Line(self.migrate) if self.migrate else None,
             cold=self.store.cold if self.store else StoreSpec().cold,
             manners=Manners(self.on_loss, self.detect, self.refuse_above),

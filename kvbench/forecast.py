@@ -1,13 +1,15 @@
 """What a scenario will do, before it does it: requests, rates, tokens, time, KV pressure, and what looks wrong. Sends nothing."""
 
 import math
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.agenda import pool
+from kvbench.agenda import nodes, room
 from kvbench.doubts import doubts
 from kvbench.endpoint import Http, Sim
-from kvbench.engine import Step
+from kvbench.engine import Cost, Step
 from kvbench.engine.cost import COSTS
 from kvbench.expected import Expected, Tokens, Traces, expected, read_traces, tokens
 from kvbench.scenario import Scenario
@@ -82,25 +84,59 @@ def _context(scenario: Scenario, tokens: Tokens | None) -> dict[str, Any]:
     return {"longest": longest, "limit": limit, "fits": None if longest is None else longest <= limit, "why": ""}
 
 
+@dataclass(frozen=True)
+class _Node:
+    """One engine, and the share of all requests that it prefills and decodes: even shares of those that do."""
+
+    cost: Cost
+    tokens: int
+    prefill: float
+    decode: float
+    most: int  # sequences at once
+
+    def seconds(self, each: Tokens) -> float:
+        """Of one mean prompt."""
+        return self.cost.seconds(Step(prefill=((max(1, round(each.prompt)), 0),), samples=1))
+
+    def held(self, rate: float, each: Tokens) -> float | None:
+        """Tokens alive at `rate` requests/s to the whole cluster (Little's law, answers at the step time this load makes). None
+        where prefill alone is more than it does."""
+        free = 1 - rate * self.prefill * self.seconds(each)
+        if free <= 0:
+            return None
+        rate *= self.decode
+        running, held = 1.0, 0.0
+        for _ in range(50):  # a fixed point: more running requests make longer steps, which keep more running
+            decodes = max(1, round(running))
+            step = self.cost.seconds(Step(decodes=decodes, context=round(held), samples=decodes)) / free
+            running, held = min(rate * each.answer * step, self.most), min(rate * each.held * step, 10.0 * self.tokens)
+        return held
+
+
+def _nodes(target: Sim) -> list[tuple[_Node, int]]:
+    """Each kind of node, and how many there are."""
+    model, engine, members = target.load_model(), target.load_engine(), nodes(target)
+    entry, decode = (sum(role != other for _, role in members) for other in ("decode", "prefill"))
+    found = []
+    for (hardware, role), count in Counter(members).items():
+        shares = (role != "decode") / entry, (role != "prefill") / decode
+        cost = COSTS["roofline"](model, hardware, engine)
+        found.append((_Node(cost, room(target, hardware), *shares, engine.max_num_seqs), count))
+    return found
+
+
 def _kv(scenario: Scenario, target: Sim, phases: list[Expected], tokens: Tokens) -> dict[str, Any]:
-    """Tokens expected alive at once (Little's law, answers at the step time this load makes) against the pool's. An estimate:
-    nobody waits, no prefix is shared. None: at that rate prefill alone is more than the hardware does."""
-    model, hardware, engine = target.load_model(), target.load_hardware(), target.load_engine()
-    whole = pool(target)[0]
-    cost = COSTS["roofline"](model, hardware, engine)
-    prefill = cost.seconds(Step(prefill=((max(1, round(tokens.prompt)), 0),), samples=1))
+    """Tokens expected alive at once against those of the pools, of a cluster all nodes' together. An estimate: nobody waits, no
+    prefix is shared, nodes that do the same get as many requests each, whatever the router. None: at that rate prefill alone is
+    more than some node does."""
+    built = _nodes(target)
+    whole = sum(node.tokens * count for node, count in built)
 
     def alive(rate: float | None) -> float | None:
         if rate is None or not math.isfinite(rate):
             return None
-        free = 1 - rate * prefill
-        if free <= 0:
-            return None
-        running, held = 1.0, 0.0
-        for _ in range(50):  # a fixed point: more running requests make longer steps, which keep more running
-            step = cost.seconds(Step(decodes=max(1, round(running)), context=round(held), samples=max(1, round(running)))) / free
-            running, held = min(rate * tokens.answer * step, engine.max_num_seqs), min(rate * tokens.held * step, 10.0 * whole)
-        return held / whole
+        held = [(node.held(rate, tokens), count) for node, count in built]
+        return None if any(one is None for one, _ in held) else sum((one or 0.0) * count for one, count in held) / whole
 
     means = [phase.mean for phase in phases if phase.kind == "steady" and phase.mean is not None]
     peaks = [phase.peak for phase in phases if phase.kind == "steady" and phase.peak is not None]
@@ -108,7 +144,8 @@ def _kv(scenario: Scenario, target: Sim, phases: list[Expected], tokens: Tokens)
     burst = scenario.workload.arrivals.requests if isinstance(scenario.workload.arrivals, Burst) else None
     return {
         "pool_tokens": whole,
-        "prefill_seconds": prefill,
+        "nodes": sum(count for _, count in built),
+        "prefill_seconds": max(node.seconds(tokens) for node, _ in built if node.prefill),
         "share_at_mean": alive(max(means, default=None)),
         "share_at_peak": alive(max(peaks, default=None)),
         "share_at_stress": alive(max(tops, default=None)),

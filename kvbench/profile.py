@@ -19,7 +19,7 @@ __all__ = ["EngineProfile", "Experts", "Hardware", "Kind", "Latent", "Layers", "
 __all__ += ["Profile", "kv_groups", "kv_room", "layout", "load_engine", "load_hardware", "load_model", "load_tier", "names"]
 __all__ += ["Layout", "read", "root"]
 
-Kind = Literal["models", "hardware", "engines", "tiers", "codecs"]
+Kind = Literal["models", "hardware", "engines", "tiers", "codecs", "logs"]
 
 
 class Hardware(Profile):

@@ -22,7 +22,7 @@ from kvbench.pilot import Controls, Pilot
 from kvbench.pulse import Pulse
 from kvbench.scribe import Scribe
 from kvbench.signals import Ear, ending
-from kvbench.sink import Sink, View
+from kvbench.sink import Store, View
 from kvbench.target import Target
 
 TICK: Seconds = 1.0
@@ -37,7 +37,7 @@ class Setup:
     target: Target
     phases: Sequence[Phase]
     controls: Controls = field(default_factory=Controls)
-    sinks: Sequence[Sink] = ()
+    sinks: Sequence[Store] = ()
     view: View | None = None
     crew: Crew | None = None  # collectors, opened
     length: Seconds = 10.0  # of a sliding window
@@ -280,7 +280,7 @@ class Run:
             self.driver.close()
             self.pulse.close()
             await self.setup.target.aclose()
-            await self.scribe.aclose()
+            await self.scribe.aclose(self.clock.now())
 
     def _ledger(self) -> dict[str, Any]:
         """The accounts at the end, and what the rules and the slots could not use."""

@@ -28,6 +28,7 @@ from kvbench.control.laws import LAWS
 from kvbench.endpoint import TARGETS, Http, Null, Sim, Spec
 from kvbench.metrics.names import known
 from kvbench.problem import KeyPath, SourceError
+from kvbench.sink.sinks import SINKS
 from kvbench.spec import OneOf, Reader, fault, plain
 from kvbench.stop import Budget, Rule, preallocated
 from kvbench.timetable import SHAPES, Classes, Dynamic, Fixed, Phases, Prefill, Windows, beside
@@ -41,7 +42,6 @@ from kvbench.yaml_source import Source, read_file
 ScenarioError = SourceError
 
 LATER = {
-    "sinks": "sinks are not in this version of kvbench yet",
     **{f"workload.{key}": "belongs into one of the classes, since there are `classes`" for key in Class.model_fields},
     "target.nodes": "several nodes are not in this version of kvbench yet",
     "target.router": "several nodes are not in this version of kvbench yet",
@@ -117,6 +117,9 @@ class Scenario(Spec):
     verdict: dict[str, Any] = Field({}, description="thresholds of the verdict in place of kvbench's own")
     collect: Annotated[list[Annotated[Any, OneOf("kind", COLLECTORS)]], Field(max_length=32)] | None = Field(
         None, description="what else is read while it runs; left out: the server's own /metrics, where it has them; []: nothing"
+    )
+    sinks: Annotated[list[Annotated[Any, OneOf("kind", SINKS)]], Field(max_length=8)] = Field(
+        [], description="where the numbers go while it runs, beside the run directory"
     )
     windows: Windows = Field(Windows(), description="the sliding windows")
     out: Annotated[str, Field(min_length=1)] = Field("results", description="where run directories go")

@@ -3,21 +3,21 @@ collectors too."""
 
 from collections.abc import Sequence
 
-from kvbench.core import CacheAccess, Event, Record, Sample, Window
+from kvbench.core import CacheAccess, Event, Record, Sample, Seconds, Window
 from kvbench.crew import Crew
 from kvbench.journal import Journal
 from kvbench.metrics.names import METRICS
 from kvbench.metrics.slots import Slots
-from kvbench.sink import Sink, View
+from kvbench.sink import Sink, Store, View
 
 
 class Scribe:
     """`tell` is what the run says itself, `take` what its collectors say: their fleet-wide readings also go into the slots."""
 
-    def __init__(self, journal: Journal, slots: Slots, sinks: Sequence[Sink], view: View | None, crew: Crew | None) -> None:
+    def __init__(self, journal: Journal, slots: Slots, stores: Sequence[Store], view: View | None, crew: Crew | None) -> None:
         self.journal, self.slots, self.crew = journal, slots, crew
-        self._sinks = sinks
-        self._all: Sequence[Sink] = [*sinks, view] if view is not None else sinks
+        self._stores = stores
+        self._all: Sequence[Sink] = [*stores, view] if view is not None else stores
 
     def tell(self, item: Event | Window | Sample) -> None:
         self.journal.write(item)
@@ -37,11 +37,16 @@ class Scribe:
     def file(self, records: list[Record]) -> None:
         """Ended records."""
         self.journal.file(records)
-        for sink in self._sinks:
+        for sink in self._stores:
             for record in records:
                 sink.write(record)
 
-    async def aclose(self) -> None:
-        for sink in self._all:
-            await sink.aclose()
-        self.journal.close()
+    async def aclose(self, now: Seconds) -> None:
+        """Close all; what each store could not deliver is on record."""
+        try:
+            for sink in self._all:
+                await sink.aclose()
+            for store in self._stores:
+                self.journal.write(Event(t=now, kind="sink", data=store.told()))
+        finally:
+            self.journal.close()

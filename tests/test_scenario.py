@@ -342,6 +342,35 @@ def test_kv_and_context(tmp_path: Path) -> None:
     assert 0.02 < step < 0.2
 
 
+def test_kv_counts_every_node(tmp_path: Path) -> None:
+    """Three equal nodes hold what one does under a third of the load, in three times the memory; of a split cluster only the
+    nodes that decode are under load, and each computes its part of the prompts."""
+    sets = ("workload.prompt=2000", "workload.output=200", "target.settings={blocks: 1001}", "workload.arrivals.rate=")
+    one = forecast(scenario(tmp_path, FLAT, *sets[:3], sets[3] + "1/s"))["kv"]
+    three = forecast(scenario(tmp_path, FLAT, *sets[:3], sets[3] + "3/s", "target.cluster={replicas: 3}"))["kv"]
+    assert (three["nodes"], three["pool_tokens"]) == (3, 48_000)
+    assert three["share_at_mean"] == pytest.approx(one["share_at_mean"])
+    split = "target.cluster={nodes: [{role: prefill, replicas: 2}, {role: decode}]}"
+    apart = forecast(scenario(tmp_path, FLAT, *sets[:3], sets[3] + "1/s", split))["kv"]
+    assert 0 < 3 * apart["share_at_mean"] < one["share_at_mean"]  # no prompt slows its decodes
+    busy = 1.5 / one["prefill_seconds"]  # more than one node prefills, and less than two do
+    assert forecast(scenario(tmp_path, FLAT, *sets[:3], f"{sets[3]}{busy}/s"))["kv"]["share_at_mean"] is None
+    assert forecast(scenario(tmp_path, FLAT, *sets[:3], f"{sets[3]}{busy}/s", split))["kv"]["share_at_mean"] is not None
+    mixed = forecast(scenario(tmp_path, FLAT, "target.cluster={nodes: [{}, {hardware: h100}]}"))["kv"]
+    alone = [forecast(scenario(tmp_path, FLAT, f"target.hardware={name}"))["kv"]["pool_tokens"] for name in ("rtx-4090", "h100")]
+    assert mixed["pool_tokens"] == sum(alone)
+    assert "on 3 nodes" in printed(tmp_path, "target.cluster={replicas: 3}")
+
+
+def test_the_pool_is_that_of_the_machine(tmp_path: Path) -> None:
+    """Groups of layers, nodes, windows: what the plan says the cache holds is what the built machine says."""
+    groups = "[{layers: 1-6, quota: 30%}, {layers: 7-12, quota: 20%, codec: int4-g64}, {layers: 13+, quota: 50%}]"
+    for change in (f"target.layers={{groups: {groups}}}", "target.cluster={replicas: 2}", "target.cache_profile_aggressiveness=0.7"):
+        found = scenario(tmp_path, FLAT, change)
+        assert isinstance(found.target, Sim)
+        assert forecast(found)["kv"]["pool_tokens"] == compose.build_machine(found.target, 0).facts()["kv_tokens"]
+
+
 def test_turns_and_length_regimes(tmp_path: Path) -> None:
     """Four turns of 100 + 10: prompts of 100, 210, 320, 430 tokens. Spells of chaos double the drawn lengths, not the prefix."""
     talk = forecast(scenario(tmp_path, FLAT, "workload.sessions={turns: 4}"))

@@ -12,6 +12,7 @@ from kvbench import __version__
 from kvbench.cli.check import check
 from kvbench.cli.curve import curve
 from kvbench.cli.doctor import doctor
+from kvbench.cli.export import export
 from kvbench.cli.laws import laws
 from kvbench.cli.report import report
 from kvbench.cli.run import run
@@ -50,6 +51,7 @@ app.command()(check)
 app.command()(curve)
 app.command()(schema)
 app.command()(report)
+app.command()(export)
 app.command()(doctor)
 app.command()(size)
 app.command()(serve)

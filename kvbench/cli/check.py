@@ -188,7 +188,8 @@ def _context(context: dict[str, Any]) -> str:
 def _kv(kv: dict[str, Any]) -> str:
     from kvbench import units
 
-    parts = [f"pool of {kv['pool_tokens']:,} tokens"]
+    where = f" on {kv['nodes']} nodes" if kv["nodes"] > 1 else ""
+    parts = [f"pool of {kv['pool_tokens']:,} tokens{where}"]
     for key, what in (
         ("share_at_mean", "alive at the mean rate"),
         ("share_at_peak", "at the peak"),
@@ -197,4 +198,4 @@ def _kv(kv: dict[str, Any]) -> str:
     ):
         if kv[key] is not None and not (key == "share_at_peak" and kv["share_of_burst"]):  # there the burst is the peak
             parts.append(f"{units.share(kv[key]) if kv[key] < 10 else 'over 1,000 %'} {what}")
-    return "; ".join(parts) + " (estimate: no queue, no sharing)"
+    return "; ".join(parts) + " (estimate: no queue, no sharing" + (", even shares)" if kv["nodes"] > 1 else ")")

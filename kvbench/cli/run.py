@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvbench.compose import Opened
     from kvbench.crew import Crew
     from kvbench.scenario import Scenario
+    from kvbench.sink import Store
 
 
 def run(
@@ -117,13 +118,14 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
         opened.facts["warnings"] = [*opened.facts.get("warnings", ()), *baseline.overlong(scenario, opened.facts)]
         path = journal.create(Path(scenario.out), scenario.name, wall_time())
         crew = await _open_crew(scenario, Place(clock, path, urls, opened.facts))
+        sinks = await _open_sinks(scenario, path, opened.facts, crew)
     except BaseException:
         await opened.target.aclose()
         raise
     opened.facts["warnings"] += [f"collector {told['source']}: {told['error']}" for told in crew.facts if told["error"]]
     view = VIEWS["quiet" if quiet else "live" if console.is_terminal else "plain"](console, len(phases), wall_time)
     setup = Setup(
-        target=opened.target, phases=phases, controls=compose.build_controls(scenario, phases), view=view, crew=crew,
+        target=opened.target, phases=phases, controls=compose.build_controls(scenario, phases), view=view, crew=crew, sinks=sinks,
         length=scenario.windows.length, slide=scenario.windows.slide, slos=compose.build_slos(scenario),
     )  # fmt: skip
     log = journal.Journal(path)
@@ -163,6 +165,19 @@ async def _open_crew(scenario: "Scenario", place: "Place") -> "Crew":
     except BaseException:
         with suppress(OSError):
             place.directory.rmdir()
+        raise
+
+
+async def _open_sinks(scenario: "Scenario", path: Path, facts: dict[str, Any], crew: "Crew") -> "list[Store]":
+    from kvbench import compose
+    from kvbench.clock import wall_time
+    from kvbench.sink import SinkPlace
+
+    known = {"scenario": scenario.name, "model": facts.get("model"), "engine": facts.get("engine")}
+    try:
+        return await compose.open_sinks(scenario, SinkPlace(path, path.name, wall_time(), known))
+    except BaseException:
+        await crew.stop()
         raise
 
 

@@ -21,7 +21,12 @@ Speed = Annotated[str, typer.Option("--speed", metavar="FACTOR", help="How fast 
 Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="0: one that is free.")]
 Tokenizer = Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer.json; words and bytes where not given.")]
-Events = Annotated[str | None, typer.Option("--kv-events", metavar="ENDPOINT", help="Publish KV events: tcp://127.0.0.1:5557.")]
+Events = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-events", metavar="ENDPOINT", help="Publish KV events: tcp://*:5557 waits for subscribers, tcp://HOST:5557 connects."
+    ),
+]
 Replay = Annotated[str | None, typer.Option("--kv-replay", metavar="ENDPOINT", help="Answer who missed some of them.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn: refusals, some eviction policies.")]
 

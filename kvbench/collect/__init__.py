@@ -30,6 +30,7 @@ class Place:
     urls: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)  # what the target is asked with; never recorded
+    server_log: Path | None = None  # the output of a server that the run launched itself
 
 
 class Collector(Protocol):
@@ -39,7 +40,7 @@ class Collector(Protocol):
     required: bool
 
     async def open(self) -> dict[str, Any]:
-        """Before the run: look whether it can work, and what is there. Returns JSON facts for the manifest. Raises CollectorError."""
+        """Before the run: can it work, and what is there? Returns JSON facts for the manifest. Raises CollectorError."""
 
     def start(self, emit: Emit) -> None:
         """The run's clock is at 0: begin, in tasks or threads of its own, and return at once. Errors from here on are events."""

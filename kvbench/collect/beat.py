@@ -32,6 +32,11 @@ class Beat:
         self._last = self.clock.now()
         self._task = asyncio.ensure_future(self._run())
 
+    @property
+    def answering(self) -> bool:
+        """The latest reading came."""
+        return not self._why
+
     async def stop(self) -> None:
         """One last reading, and the accounts. Nothing where it was never started."""
         if self._task is None:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from kvbench.collect.allocator import Allocator
 from kvbench.collect.host import Host
+from kvbench.collect.prometheus import Prometheus
+from kvbench.collect.serverlog import ServerLog
 
-COLLECTORS: dict[str, type[Any]] = {"host": Host}
+COLLECTORS: dict[str, type[Any]] = {"allocator": Allocator, "host": Host, "prometheus": Prometheus, "server_log": ServerLog}

@@ -29,7 +29,7 @@ class Host(BaseModel):
 
 
 class HostCollector:
-    """Counters (`_total`) are since this process or machine started; shares are of all cores, of all memory, of the file limit."""
+    """Counters (`_total`) are since the machine started; shares are of all cores, of all memory."""
 
     source = "host"
 

@@ -67,6 +67,7 @@ class Span:
     times: list[Nanos]
     tokens: list[tuple[int, int]]
     done: list[Done]
+    node: int = 0  # of a cluster, where the steps were taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvbench.core import Nanos, Seconds
 from kvbench.engine import Done, Job, Span
-from kvbench.engine.disaggregate import Mover
+from kvbench.engine.disaggregate import Coming, Mover
 from kvbench.engine.faults import Edge, Fault, NodeLoss, edges
 from kvbench.engine.heat import Heat
 from kvbench.engine.node import Node, Stage, Task, adopt, keys_of
@@ -109,16 +109,15 @@ class Cluster:
         """Give the task to the node, now or when its KV has arrived. None, or why its engine does not serve it."""
         source, task.source = task.source, None
         expected = 0 if node.role == "prefill" else self.routers[task.stage].expected(task.job)
-        coming: tuple[Nanos, int] | None
+        coming: Coming | None
         if source is not None and source.up and source.losses == task.losses:
-            coming = self.mover.handover(task, source, node, now), task.job.tokens
+            coming = self.mover.handover(task, source, node, now)
         else:
             coming = self.mover.fetch(task, node, now)
-        node.take(task, expected, coming[1] if coming else node.found(task))
+        node.take(task, expected, coming.tokens if coming else node.found(task))
         if coming is None:
             return self._start(task, node, now)
-        arrival, tokens = coming
-        self._after(arrival, partial(self._arrived, task, node, node.losses, tokens))
+        self._after(coming.at, partial(self._arrived, task, node, node.losses, coming))
         return None
 
     def _start(self, task: Task, node: Node, now: Nanos) -> str | None:
@@ -130,11 +129,11 @@ class Cluster:
         task.running = refused is None
         return refused
 
-    def _arrived(self, task: Task, node: Node, losses: int, tokens: int, now: Nanos) -> None:
-        """The KV of the first `tokens` tokens of the prompt is there; nothing where task or node no longer are."""
+    def _arrived(self, task: Task, node: Node, losses: int, came: Coming, now: Nanos) -> None:
+        """The KV of the prompt's first tokens is there; nothing where task or node no longer are."""
         if node.losses != losses or task.node is not node:
             return
-        adopt(node.cache, task.holding, tokens, now)
+        adopt(node.cache, task.holding, came.tokens, now, came.source)
         refused = self._start(task, node, now)
         if refused is not None:
             self._fail(task, refused, now)
@@ -195,7 +194,8 @@ class Cluster:
         """A node's span as the cluster's: without the ends of jobs that go on elsewhere."""
         node.heard(span)
         ended = [self._ended(node, done, span.times[-1]) for done in span.done]
-        return span if ended == span.done else replace(span, done=[done for done in ended if done is not None])
+        same = ended == span.done and not node.number
+        return span if same else replace(span, done=[done for done in ended if done is not None], node=node.number)
 
     def _ended(self, node: Node, done: Done, at: Nanos) -> Done | None:
         """A node has done its part of a job. Returns the job's end, None where it goes on."""
@@ -237,7 +237,7 @@ class Cluster:
 
     def _lose(self, node: Node, now: Nanos) -> None:
         self.counts.lost(node)
-        node.lose()
+        node.lose(now)
         self.heat.forget(node)
         self._after(now + round(self.manners.detect * 1e9), partial(self._notice, node, node.losses))
 

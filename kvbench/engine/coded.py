@@ -79,7 +79,7 @@ class CodedCache(Cache):
         self._note(0.0)
 
     def _encode(self, group: Group, table: Table) -> None:
-        """What the sequence filled of the group, and was too short for, is encoded: where it is in the step, the next one pays."""
+        """What the sequence filled of the group, too short until now, is encoded. Where steps do that, the next one pays."""
         if group.encoding == "sync":
             self.debt += (table.published - table.came) * group.encode
         group.pool.release(table.beside)
@@ -89,7 +89,6 @@ class CodedCache(Cache):
         for group, table in zip(self.groups, holding.tables, strict=True):
             if holding.length < group.least:
                 self._encode(group, table)
-            table.came = 0
         super().release(holding, tokens)
 
     def _steps(self, pool: Pool, holdings: Sequence[tuple[Holding, int]], most: int) -> int:
@@ -119,7 +118,7 @@ class CodedCache(Cache):
         self.peak = max(self.peak, sum([group.pool.referenced * group.bytes for group in self.groups]) + staged)
 
     def gauges(self) -> dict[str, float]:
-        """Bytes on each device. staged: waiting raw, the most in the step in progress; peak: with all referenced blocks, so far."""
+        """Bytes on each device: what waits to be encoded, the most in the step in progress; the peak of KV memory so far."""
         return {"staged_bytes": self.encoder.staged, "kv_peak_bytes": self.peak}
 
     def reset(self) -> bool:

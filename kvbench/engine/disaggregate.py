@@ -5,10 +5,20 @@ takes one line out of the prefill node and one into the decode node, first come 
 blocks, found at admission; the tokens of the last, partial block are computed again, with what did not find room.
 """
 
+from typing import NamedTuple
+
 from kvbench.core import Nanos
 from kvbench.engine import Key
-from kvbench.engine.node import Node, Task, resident
+from kvbench.engine.node import Node, Source, Task, resident
 from kvbench.engine.store import Store, carry
+
+
+class Coming(NamedTuple):
+    """The KV of a prompt's first `tokens` tokens will be there `at` that time."""
+
+    at: Nanos
+    tokens: int
+    source: Source
 
 
 class Mover:
@@ -23,16 +33,16 @@ class Mover:
         """Bytes moved between nodes for jobs, and prompt tokens that the store gave."""
         return {"transfer_bytes": self._bytes, "store_tokens": float(self._fetched)}
 
-    def handover(self, task: Task, source: Node, into: Node, now: Nanos) -> Nanos:
-        """Move the KV of the task's prompt that `into` lacks. Returns when it has arrived."""
+    def handover(self, task: Task, source: Node, into: Node, now: Nanos) -> Coming:
+        """Move the KV of the task's prompt that `into` lacks."""
         missing = task.job.tokens - resident(into.cache, task.holding, task.job.tokens)
-        size = missing * source.engine.model.kv_token_bytes()
+        size = missing * source.token_bytes
         self._bytes += size
-        return carry(source.out, into.into, size, now)
+        return Coming(carry(source.out, into.into, size, now), task.job.tokens, "gpu")
 
-    def fetch(self, task: Task, node: Node, now: Nanos) -> tuple[Nanos, int] | None:
-        """Read from the store what of the prompt follows the node's own, where that is sooner than computing it. Returns when it
-        will have arrived and up to which token; None where nothing is read."""
+    def fetch(self, task: Task, node: Node, now: Nanos) -> Coming | None:
+        """Read from the store what of the prompt follows the node's own, where that is sooner than computing it. None where
+        nothing is read."""
         if self.store is None or not node.up:
             return None
         block = node.cache.groups[0].pool.tokens
@@ -44,4 +54,4 @@ class Mover:
         if not count or arrival - now >= count * block / node.prefill_rate * 1e9:
             return None
         self._fetched += count * block
-        return self.store.fetch(keys[:count], now), (here + count) * block
+        return Coming(self.store.fetch(keys[:count], now), (here + count) * block, "store")

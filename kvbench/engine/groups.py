@@ -6,9 +6,9 @@ blocks of a group = quota x KV bytes / (block x bytes per token of its layers un
 import math
 import re
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvbench.engine import Policy
 from kvbench.engine.codec import Codec, load_codec
@@ -53,6 +53,12 @@ class LayerGroup(BaseModel):
         if value is not None:
             load_codec(value)
         return value
+
+    @model_validator(mode="after")
+    def _has_codec(self) -> Self:
+        if self.encoding == "async" and self.codec is None:
+            raise ValueError(f"layers {self.layers}: `encoding: async` without a codec: name one, for example int4-g64")
+        return self
 
     def span(self, layers: int) -> tuple[int, int]:
         """(first, last) layer of a model of `layers` layers."""

@@ -95,13 +95,13 @@ class Heat:
             missing = here - resident(into.cache, context.holding, here)
             if into is node or missing <= 0 or into.empty - missing < FULL * into.tokens:
                 continue
-            size, losses = missing * node.engine.model.kv_token_bytes(), into.losses
+            size, losses = missing * node.token_bytes, into.losses
             self.after(line.send(size, now), partial(self._arrive, into, losses, context, here))
             return
 
     def _arrive(self, node: Node, losses: int, context: _Context, tokens: int, now: Nanos) -> None:
         if node.up and node.losses == losses and node.empty >= tokens:  # never at the cost of what is there
-            self._migrated += adopt(node.cache, context.holding, tokens, now)
+            self._migrated += adopt(node.cache, context.holding, tokens, now, "gpu")
             contexts = self._contexts[node.number]
             block = node.cache.groups[0].pool.tokens
             if tokens >= block:

@@ -111,12 +111,12 @@ class Hierarchy:
                 wanted[depth].append(name)
         for depth, names in enumerate(wanted):
             if names:
-                ready = max(ready, self._load(depth, of, names, job, now))
+                ready = max(ready, self._load(depth, of, names, job, again, now))
                 if not again:
                     self.levels[depth].hits += len(names) * of.tokens / len(self._of)
         return ready
 
-    def _load(self, depth: int, of: _Block, names: Sequence[Key], job: int, now: Nanos) -> Nanos:
+    def _load(self, depth: int, of: _Block, names: Sequence[Key], job: int, again: bool, now: Nanos) -> Nanos:
         """Begin to load blocks of one level. Returns when they are on the device; what is still being written comes later."""
         level = self.levels[depth]
         lines, here = [level.reads, self.up], max(level.index[name].since for name in names)
@@ -125,6 +125,7 @@ class Hierarchy:
             self.stack.admission.seen(name, now)
             self._loading[name] = ready
             self._due.append((ready, name))
+            self.stack.note("hit", level.index[name], level, job, again)
             self.stack.note("restore", level.index[name], level, job)
             self.stack.move_up(depth, name)
         return ready

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvbench.core import Nanos, Seconds, reply_key
-from kvbench.engine import Done, Job, Span, Step
+from kvbench.engine import BlockInfo, Done, Job, Span, Step
 from kvbench.engine.batch import ENDLESS
 from kvbench.engine.cache import Cache
 from kvbench.engine.engine import Engine
@@ -15,6 +15,8 @@ from kvbench.engine.store import Line
 
 Role = Literal["mixed", "prefill", "decode"]
 Stage = Literal["entry", "decode"]
+Source = Literal["gpu", "store"]
+"""Where content comes from: another node's device, or the store."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +92,13 @@ class Node:
         return self.cache.usable_tokens()
 
     @property
+    def token_bytes(self) -> float:
+        """Bytes of a token's KV as it is stored, each value once however many devices keep it."""
+        model, count = self.engine.model, self.engine.hardware.count
+        stored = sum(group.bytes / group.block for group in self.cache.groups)
+        return model.kv_token_bytes() * stored / model.kv_token_bytes(count)
+
+    @property
     def held(self) -> float:
         """KV memory in use by live requests (and faults), in tokens."""
         return self.cache.share("referenced") * self.tokens
@@ -150,8 +159,9 @@ class Node:
         self.engine.passed.clear()
         return told
 
-    def lose(self) -> None:
-        """Everything on the node is gone: its cache, and what its jobs had computed. The answers so far are not."""
+    def lose(self, now: Nanos) -> None:
+        """Everything on the node is gone: its cache, and what its jobs had computed. The answers so far are not. For the tape it
+        is a reset."""
         self.losses += 1
         for task in self.tasks.values():
             if task.running:
@@ -160,6 +170,13 @@ class Node:
                 task.cached = done.cached if any(begun) and task.cached is None else task.cached
                 task.preempted += done.preempted
                 task.running = False
+        self.cache.now = max(self.cache.now, now)
+        for sequence in self.engine.batch.running:
+            self.cache.release(sequence.holding, sequence.computed)
+        for pool in self.cache.pools:
+            pool.clear()
+        if self.cache.tape is not None:
+            self.cache.tape.note("reset", None)
         self.engine.close()  # its real files are the next engine's
         self.up = False
 
@@ -188,18 +205,24 @@ def keys_of(cache: Cache, job: Job) -> Holding:
     return cache.open((*job.segments, (reply_key(job.id), ENDLESS)), job.id, job.salt)
 
 
-def adopt(cache: Cache, holding: Holding, tokens: int, now: Nanos) -> int:
-    """Content that came from elsewhere is resident from now on, unreferenced, as far as there is room: full blocks of the first
-    `tokens` tokens. What nobody references is evicted for it, as for an allocation. Returns the blocks that came in."""
+def adopt(cache: Cache, holding: Holding, tokens: int, now: Nanos, source: Source) -> int:
+    """Content that came from another node's device or the store is resident from now on, unreferenced, as far as there is room:
+    full blocks of the first `tokens` tokens. What nobody references is evicted for it, as for an allocation. Returns the blocks
+    that came in."""
     came = 0
     cache.now = max(cache.now, now)
-    for group, table in zip(cache.groups, holding.tables, strict=True):
+    for number, (group, table) in enumerate(zip(cache.groups, holding.tables, strict=True)):
         pool, full = group.pool, tokens // group.pool.tokens
         keys = table.chain.upto(full)
         missing = [at for at in range(full) if keys[at] not in pool.index][: pool.free]
         blocks = pool.allocate(len(missing))
         for block, at in zip(blocks, missing, strict=True):
-            pool.publish(block, keys[at], table.chain.parent(at), at)
+            key, parent = keys[at], table.chain.parent(at)
+            pool.publish(block, key, parent, at)
+            if cache.tape is not None:
+                cache.tape.note("migrate" if source == "gpu" else "restore", key, pool.group, holding.job, block, source)
+            if cache.below is not None:
+                cache.below.stored(number, key, BlockInfo(parent, at, pool.tokens), cache.now)
         pool.release(blocks)
         came += len(blocks)
     return came

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from kvbench.core import Nanos
 from kvbench.engine import BlockInfo, Key, Policy
-from kvbench.engine.tape import Tape
+from kvbench.engine.tape import Op, Tape
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
 
@@ -181,21 +181,22 @@ class Pool:
         return resident
 
     def discard(self, keys: Iterable[Key]) -> None:
-        """Forget those of these keys that are resident and that nobody references."""
-        for key in list(keys):
+        """Give up those of these keys that are resident and that nobody references."""
+        self._forget(list(keys), "evict")
+
+    def clear(self) -> None:
+        """Forget all content that nobody references."""
+        self._forget(list(self.index), "reset")
+
+    def _forget(self, keys: Sequence[Key], op: Op) -> None:
+        for key in keys:
             block = self.index.get(key)
             if block is not None and not self._refs[block]:
                 self._drop(key)
                 self.policy.remove(key)
                 self._empty.append(block)
-
-    def clear(self) -> None:
-        """Forget all content that nobody references."""
-        for key, block in list(self.index.items()):
-            if not self._refs[block]:
-                self.discard([key])
                 if self.tape is not None:
-                    self.tape.note("reset", key, self.group, -1, block)
+                    self.tape.note(op, key, self.group, -1, block)
 
     def release(self, blocks: Sequence[int], valid: Mapping[int, int] = NOTHING) -> None:
         """Drop one reference to each, tail first. RuntimeError for a block that has none (a double free).

@@ -149,9 +149,11 @@ class Stack:
             if name in first.index and name not in below.index and self.admission.admits(name, due):
                 self.down(1, name, first.index[name], [below.writes], due)
 
-    def note(self, op: Literal["spill", "restore", "evict"], copy: Copy, level: Level, job: int = -1) -> None:
+    def note(
+        self, op: Literal["hit", "spill", "restore", "evict"], copy: Copy, level: Level, job: int = -1, again: bool = False
+    ) -> None:
         if self._tape is not None:
-            self._tape.note(op, copy.key, self._groups[copy.pool], job, tier=level.name)
+            self._tape.note(op, copy.key, self._groups[copy.pool], job, tier=level.name, again=again)
 
     def clear(self) -> None:
         for level in self.levels:

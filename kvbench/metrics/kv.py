@@ -4,8 +4,9 @@ Where the file holds a sample of the blocks (by key), counts are of the sample a
 distances are divided by the share: each sampled block stands for 1 / share of them (Waldspurger et al., SHARDS, FAST'15).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from kvbench.core import CacheAccess, Seconds
 REASONS = ("reset", "divergence", "compulsory", "evicted")
 RECENT: Seconds = 60.0  # over which active_share looks back
 QUANTILES = (0.5, 0.9, 0.99)
+EVEN: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass
@@ -22,7 +24,7 @@ class _Block:
     """A block of the device from its allocation on."""
 
     taken: Seconds
-    tokens: int
+    tokens: float  # weighted, as all below
     touched: Seconds
     held: Seconds = 0.0  # total time referenced, of ended stays
     since: Seconds | None = None  # referenced since; None: by nobody
@@ -30,8 +32,9 @@ class _Block:
 
 @dataclass
 class Fold:
-    """All that is kept while lines are read, in the order of the file. Feed every line, then ask `result`."""
+    """All that is kept while lines are read, in the order of the file. `weights`: as for `fold`."""
 
+    weights: Mapping[int, float] = field(default_factory=dict)
     lookups: dict[int, int] = field(default_factory=dict)  # by group, as all below
     hits: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, dict[str, int]] = field(default_factory=dict)
@@ -43,20 +46,20 @@ class Fold:
     resident: float = 0.0  # the same until eviction
     ops: dict[str, int] = field(default_factory=dict)
     blocks: dict[tuple[int, int, str], _Block] = field(default_factory=dict)
-    loose: dict[tuple[int, int, int], tuple[Seconds, int]] = field(default_factory=dict)  # blocks that never filled
+    loose: dict[tuple[int, int, int], tuple[Seconds, float]] = field(default_factory=dict)  # blocks that never filled
     seen: dict[tuple[int, int, str], Seconds] = field(default_factory=dict)  # last look-up
 
     def feed(self, line: CacheAccess) -> None:
         self.ops[line.op] = self.ops.get(line.op, 0) + 1
         handler = HANDLERS.get(line.op)
-        if handler is not None and line.tier == "gpu":
+        if handler is not None and (line.tier == "gpu" or line.op == "hit"):
             handler(self, line, (line.node, line.group, line.key))
 
     def _hit(self, line: CacheAccess, at: tuple[int, int, str]) -> None:
         self._look(line, at)
         if not line.again:
             self.hits[line.group] = self.hits.get(line.group, 0) + 1
-        block = self.blocks.get(at)
+        block = self.blocks.get(at) if line.tier == "gpu" else None
         if block is not None:
             block.touched = line.t
             if block.since is None:
@@ -79,10 +82,11 @@ class Fold:
         self.seen[at] = line.t
 
     def _alloc(self, line: CacheAccess, at: tuple[int, int, str]) -> None:
+        tokens = line.tokens * self.weights.get(line.group, 1.0)
         if line.key:
-            self.blocks[at] = _Block(line.t, line.tokens, line.full or line.t, since=line.t)
+            self.blocks[at] = _Block(line.t, tokens, line.full or line.t, since=line.t)
         else:
-            self.loose[(line.node, line.group, line.block)] = (line.t, line.tokens)
+            self.loose[(line.node, line.group, line.block)] = (line.t, tokens)
 
     def _free(self, line: CacheAccess, at: tuple[int, int, str]) -> None:
         if not line.key:
@@ -115,9 +119,12 @@ HANDLERS = {
 }
 
 
-def fold(lines: Iterable[CacheAccess], end: Seconds, share: float, tokens: float | None) -> dict[str, Any]:
-    """Everything that cache.jsonl says. end: until when it was kept. tokens: capacity of the whole pool, where it is known."""
-    found = Fold()
+def fold(
+    lines: Iterable[CacheAccess], end: Seconds, share: float, tokens: float | None, weights: Mapping[int, float] = EVEN
+) -> dict[str, Any]:
+    """Everything that cache.jsonl says. end: until when it was kept. tokens: capacity of the whole memory, where it is known, in
+    tokens, or in bytes with the bytes of a token in each layer group as `weights` (1 where not named)."""
+    found = Fold(weights)
     for line in lines:
         found.feed(line)
     groups = {str(group): _group(found, group, share) for group in sorted(found.lookups)}
@@ -161,7 +168,7 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _active(found: Fold, end: Seconds, share: float, tokens: float | None) -> float | None:
-    """Share of the pool's tokens in blocks touched in the last RECENT seconds."""
+    """Share of the memory in blocks touched in the last RECENT seconds."""
     if not tokens:
         return None
     recent = sum(b.tokens for b in found.blocks.values() if b.since is not None or b.touched >= end - RECENT)
@@ -169,7 +176,7 @@ def _active(found: Fold, end: Seconds, share: float, tokens: float | None) -> fl
 
 
 def _bytes(found: Fold, end: Seconds, share: float, tokens: float | None) -> dict[str, float | None]:
-    """byte_efficiency and byte_residency: valid token-seconds over what the pool could have held, every token the same bytes."""
+    """byte_efficiency and byte_residency: valid token-seconds over what the memory could have held, weighted alike."""
     if not tokens or end <= 0:
         return {"byte_efficiency": None, "byte_residency": None}
     held, resident = found.held, found.resident

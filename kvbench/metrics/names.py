@@ -137,6 +137,7 @@ METRICS: dict[str, Metric] = {
     "held": Metric("count", "", "requests due and waiting at our gate, at the end of the interval", "low"),
     # gauges of the server or the embedded engine
     "kv_usage": Metric("gauge", "share", "KV blocks referenced by a live request / usable blocks", "low"),
+    "kv_usage_fullest": Metric("gauge", "share", "kv_usage of the fullest of several engines, where kv_usage is their mean", "low"),
     "cached_share": Metric("gauge", "share", "KV blocks that hold reusable content / usable blocks"),
     "running": Metric("gauge", "", "requests in the server's batch"),
     "waiting": Metric("gauge", "", "requests in the server's queue", "low"),
@@ -146,6 +147,9 @@ METRICS: dict[str, Metric] = {
     "preemptions_total": Metric("counter", "", "times a running request lost its blocks", "low"),
     "hit_tokens_total": Metric("counter", "", "prompt tokens found in the server's cache"),
     "query_tokens_total": Metric("counter", "", "prompt tokens looked up in the server's cache"),
+    "prompt_tokens_total": Metric("counter", "", "prompt tokens that the server took in"),
+    "generation_tokens_total": Metric("counter", "", "tokens that the server generated"),
+    "finished_total": Metric("counter", "", "requests that ended, by the server's count, whoever sent them"),
     "recompute_tokens_total": Metric("counter", "", "tokens computed again after preemption", "low"),
     "computed_tokens_total": Metric("counter", "", "tokens that the server computed, prompts and answers"),
 }

@@ -1,7 +1,8 @@
 """One run of a scenario's steady load under a law, without files, records or an event loop: the same parts, played bare.
 
-Engine, gate, arrivals and content are those of a run, and the law sees the windows that a run would show it, as far as laws of
-the cache and the queue read them. Left out: latencies and token counts in windows, sessions, closed loops, other phases.
+Engine or cluster, tiers, faults, gate, arrivals and content are those of a run, and the law sees the windows that a run would show
+it, as far as laws of the cache and the queue read them. Left out: latencies and token counts in windows, sessions, closed loops,
+other phases: the load, and with it the time of faults, begins at 0.
 """
 
 import math
@@ -11,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from kvbench.compose import build_nonce, build_phases, build_slos, seeds
+from kvbench.compose import build_nonce, build_phases, build_slos
 from kvbench.control import Law
 from kvbench.control.gate import Gate
 from kvbench.core import Limits, Nanos, Seconds, Window
 from kvbench.endpoint import Sim
 from kvbench.engine import Done, Job
-from kvbench.engine.engine import Engine
+from kvbench.plan.bare import bare
 from kvbench.scenario import Scenario
+from kvbench.target.sim import BUSY, asked
 
 DRAIN: Seconds = 120.0  # after the load, for the last answers
 FULL = 0.95  # KV usage above which the cache counts as full
-COUNTED = ("offered", "admitted", "ok", "shed")
+COUNTED = ("offered", "admitted", "ok", "shed", "failed", "rejected")
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def offers(scenario: Scenario, seconds: Seconds) -> list[Offer]:
         due, count = source.schedule.pop(), count + 1
         request = source.take(lambda _: b"", due)
         if request is not None:
-            found.append(Offer(due, Job(request.id, tuple(request.segments()), request.max_tokens), slos[request.cls]))
+            found.append(Offer(due, asked(request), slos[request.cls]))
     return found
 
 
@@ -69,9 +71,7 @@ class Episode:
     """Plays `load` for `seconds` under a law that is asked every `every` about the last `over` seconds."""
 
     def __init__(self, scenario: Scenario, load: list[Offer], seconds: Seconds, limits: Limits) -> None:
-        spec = scenario.target
-        routing = int(seeds(scenario.seed)["routing"].generate_state(1)[0])
-        self.engine = Engine(spec.load_model(), spec.load_hardware(), spec.load_engine(), routing)
+        self.engine = bare(scenario.target, scenario.seed)
         self.gate = Gate(limits)
         self.load, self.seconds = load, seconds
         self.every, self.over = round(scenario.control.every), round(scenario.control.over)
@@ -118,6 +118,7 @@ class Episode:
         self._live[offer.job.id] = offer, now
         if (why := self.engine.submit(offer.job, now)) is not None:  # refused: it fails at once
             self.refused = why
+            self._counts[-1]["rejected" if why in BUSY else "failed"] += 1
             del self._live[offer.job.id]
             self.gate.leave(now)
 
@@ -130,14 +131,16 @@ class Episode:
 
     def _end(self, done: Done, at: Seconds) -> None:
         offer, sent = self._live.pop(done.id)
-        first = self._first.pop(done.id) / 1e9
+        first = self._first.pop(done.id, 0) / 1e9
+        self._counts[-1]["failed" if done.failed else "ok"] += 1
+        self.gate.leave(at)
+        if done.failed:
+            return
         got = {
             "response_ttft": first - offer.due, "ttft": first - sent, "response": at - offer.due, "e2e": at - sent,
             "tpot": (at - first) / (done.n_out - 1) if done.n_out > 1 else math.inf,
         }  # fmt: skip
         self.good += all(got.get(name, math.inf) <= most for name, most in offer.slo.items())
-        self._counts[-1]["ok"] += 1
-        self.gate.leave(at)
 
     def _tick(self, tick: int, law: Law | None) -> None:
         """A second is over: ask the law when its period is."""
@@ -152,8 +155,7 @@ class Episode:
     def _window(self, tick: int, gauges: dict[str, float]) -> Window:
         covered = len(self._counts)
         counts = {name: sum(second[name] for second in self._counts) for name in COUNTED}
-        counts |= dict.fromkeys(("failed", "rejected", "timeout"), 0)
-        counts |= {"inflight": len(self._live), "held": len(self.gate)}
+        counts |= {"timeout": 0, "inflight": len(self._live), "held": len(self.gate)}
         values: dict[str, float | None] = {f"{name}_last": value for name, value in gauges.items()}
         values["admitted_rate"] = counts["admitted"] / covered
         return Window(

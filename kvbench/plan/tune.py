@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from kvbench.compose import build_nonce, build_phases, seeds
+from kvbench.compose import build_nonce, build_phases
 from kvbench.core import Seconds
 from kvbench.endpoint import Sim
-from kvbench.engine import Job
-from kvbench.engine.engine import Engine
+from kvbench.engine import Job, Machine
+from kvbench.plan.bare import bare
 from kvbench.scenario import Scenario
+from kvbench.target.sim import asked
 
 Floats = NDArray[np.float64]
 
@@ -56,9 +57,9 @@ class Tuned:
 
 
 class Bench:
-    """An engine that is given `jobs` one after the other at a rate; usage is read once a second."""
+    """A machine that is given `jobs` one after the other at a rate; usage is read once a second."""
 
-    def __init__(self, engine: Engine, jobs: Iterator[Job]) -> None:
+    def __init__(self, engine: Machine, jobs: Iterator[Job]) -> None:
         self.engine, self.jobs = engine, (replace(job, id=at) for at, job in enumerate(jobs))
         self.seconds = 0
         self._due: Seconds = 0.0
@@ -92,8 +93,8 @@ class Bench:
         return now, took
 
 
-def prepare(scenario: Scenario) -> tuple[Engine, Iterator[Job]]:
-    """The scenario's engine, without its faults, and the requests of its steady phase in order. ValueError where it has none."""
+def prepare(scenario: Scenario) -> tuple[Machine, Iterator[Job]]:
+    """The scenario's engine or cluster, without its faults, and the requests of its steady phase in order. ValueError where it has none."""
     spec = scenario.target
     if not isinstance(spec, Sim):
         raise ValueError("the target is not the embedded engine: describe the server as `target: {kind: sim, ...}`")
@@ -102,13 +103,12 @@ def prepare(scenario: Scenario) -> tuple[Engine, Iterator[Job]]:
     phase = next(each for each in build_phases(scenario, build_nonce(scenario)) if each.kind == "steady")
     assert phase.source is not None, "steady offers requests"
     source = phase.source(0.0)
-    routing = int(seeds(scenario.seed)["routing"].generate_state(1)[0])
     taken = iter(lambda: source.take(lambda _: b"", 0.0), None)
-    jobs = (Job(one.id, tuple(one.segments()), one.max_tokens) for one in taken if one is not None)
-    return Engine(spec.load_model(), spec.load_hardware(), spec.load_engine(), routing), jobs
+    jobs = (asked(one) for one in taken if one is not None)
+    return bare(spec.model_copy(update={"faults": []}), scenario.seed), jobs
 
 
-def tune(engine: Engine, jobs: Iterator[Job], setpoint: float, every: Seconds) -> Tuned:
+def tune(engine: Machine, jobs: Iterator[Job], setpoint: float, every: Seconds) -> Tuned:
     """The step test. ValueError where the usage does not reach the set-point, or does not answer like a lag."""
     bench = Bench(engine, jobs)
     nominal, length = climb(bench, setpoint)

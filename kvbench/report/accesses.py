@@ -25,10 +25,27 @@ def accesses(files: RunFiles) -> dict[str, Any] | None:
     if not (files.directory / FILE).is_file():
         return None
     target = files.manifest.get("target") or {}
-    share, tokens = target.get("cache_log"), target.get("kv_tokens")
+    share = target.get("cache_log")
     kept = float(share) if isinstance(share, (int, float)) and 0 < share <= 1 else 1.0
-    capacity = float(tokens) if isinstance(tokens, (int, float)) and tokens > 0 else None
-    return kv.fold(_lines(files), files.end, kept, capacity)
+    return kv.fold(_lines(files), files.end, kept, *_memory(target))
+
+
+def _memory(target: Mapping[str, Any]) -> tuple[float | None, dict[int, float]]:
+    """How much KV the pools of all nodes hold: in tokens, or where layer groups share it in bytes, with the bytes of a token in
+    each. None where it is not told."""
+    tokens, groups = target.get("kv_tokens"), target.get("groups")
+    if not isinstance(tokens, (int, float)) or tokens <= 0:
+        return None, {}
+    if not groups:
+        return float(tokens), {}
+    try:
+        first = target["nodes"][0] if target.get("nodes") else target
+        sizes = [one["blocks"] * one["bytes"] for one in groups]
+        apart = first["blocks"] == sum(one["blocks"] for one in groups)  # else all groups take blocks from one pool
+        total = (sum(sizes) if apart else sizes[0]) * tokens / first["kv_tokens"]
+        return total, {at: one["bytes"] / one["block"] for at, one in enumerate(groups)}
+    except (KeyError, IndexError, TypeError, ZeroDivisionError):
+        return None, {}
 
 
 def _lines(files: RunFiles) -> Iterator[CacheAccess]:

@@ -27,22 +27,40 @@ def engine(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str,
     return found
 
 
-def series(samples: Sequence[Sample], name: str) -> dict[str, tuple[Floats, Floats]]:
-    """(times, values) of one name per source and labels, in order of time."""
-    rows: dict[str, list[tuple[float, float]]] = {}
+Series = dict[str, tuple[Floats, Floats]]
+
+
+def series(samples: Sequence[Sample], name: str) -> Series:
+    """(times, values) of one name per source and labels, in order of time. Where a source tells of all its engines together, that
+    series stands for them."""
+    return _series(samples, name)[0]
+
+
+def _series(samples: Sequence[Sample], name: str) -> tuple[Series, Series]:
+    """The same, and beside it the engines that such a series stands for."""
+    rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for sample in samples:
         if sample.name == name and sample.value is not None and sample.source not in APART:
-            label = ",".join([sample.source, *(f"{key}={value}" for key, value in sorted(sample.labels.items()))])
-            rows.setdefault(label, []).append((sample.t, sample.value))
-    return {label: (np.array([t for t, _ in row]), np.array([v for _, v in row])) for label, row in rows.items()}
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            rows.setdefault((sample.source, labels), []).append((sample.t, sample.value))
+    whole: Series = {}
+    parts: Series = {}
+    for (source, labels), row in rows.items():
+        told = np.array([t for t, _ in row]), np.array([v for _, v in row])
+        (parts if labels and (source, "") in rows else whole)[f"{source},{labels}" if labels else source] = told
+    return whole, parts
 
 
 def gauge(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds) -> dict[str, Any]:
-    """Each reading holds until the next. Several series (engines) are listed, never mixed into one number."""
-    rows = {label: _gauge(times, values, start, end) for label, (times, values) in series(samples, name).items()}
+    """Each reading holds until the next. Several series are listed, never mixed into one number; the engines of one that was told
+    for all of them stand apart, where they are several."""
+    whole, parts = _series(samples, name)
+    rows = {label: _gauge(times, values, start, end) for label, (times, values) in whole.items()}
     rows = {label: row for label, row in rows.items() if row}
     if len(rows) == 1:
-        return next(iter(rows.values()))
+        engines = {label: _gauge(times, values, start, end) for label, (times, values) in parts.items()}
+        engines = {label: row for label, row in engines.items() if row}
+        return next(iter(rows.values())) | ({"engines": engines} if len(engines) > 1 else {})
     if not rows:
         return {"mean": None, "max": None, "n": 0, "reason": "not exposed by the target"}
     return {"mean": None, "max": None, "n": 0, "reason": f"{len(rows)} series: see `series`", "series": rows}
@@ -70,8 +88,12 @@ def _gauge(times: Floats, values: Floats, start: Seconds, end: Seconds) -> dict[
 
 
 def counter(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds) -> dict[str, Any]:
-    """Increase in [start, end], summed over series; a fall is a reset, after which the counter began at 0."""
+    """Increase in [start, end], summed over series; a fall is a reset, after which the counter began at 0. Null where a series
+    that was told of all engines had no value any more at the end."""
     total, resets, n = 0.0, 0, 0
+    last = {s.source: s.value for s in samples if s.name == name and not s.labels and s.source not in APART and s.t <= end}
+    if any(value is None for value in last.values()) and series(samples, name):
+        return {"value": None, "n": 0, "resets": 0, "reason": "it left the server's page before the end"}
     for times, values in series(samples, name).values():
         before = int(np.searchsorted(times, start, side="right")) - 1  # the last reading at or before the start
         inside = values[max(0, before) : int(np.searchsorted(times, end, side="right"))]

@@ -25,7 +25,23 @@ def warnings(summary: dict[str, Any], files: RunFiles) -> list[str]:
         *_stream(summary),
         *_lengths(summary),
         *_cold(summary, files),
+        *_served(summary),
     ]
+
+
+def _served(summary: dict[str, Any]) -> list[str]:
+    """The server's counters: a hit rate that may hold recompute, and engines that came and went."""
+    told = summary["server"]
+    lines = []
+    preempted = told["metrics"].get("preemptions_total", {}).get("value")
+    rate = told["hit_rate"]["value"]
+    if preempted and rate is not None:
+        again = "may count what preempted requests looked up again as queries and hits"
+        lines.append(f"the server preempted {preempted:,.0f} times: its hit rate of {units.share(rate)} {again}")
+    for event in told["events"]:
+        engine = ", ".join(f"{key} {value}" for key, value in (event["labels"] or {}).items()) or "the server"
+        lines.append(f"at {units.duration(event['t'])} {engine}: {event['reason']} ({', '.join(event['metrics'][:3])}, ...)")
+    return lines
 
 
 def _incomplete(summary: dict[str, Any]) -> list[str]:

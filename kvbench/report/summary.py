@@ -9,7 +9,7 @@ import numpy as np
 from kvbench import __version__, units
 from kvbench.core import Record, Seconds
 from kvbench.evidence import Evidence
-from kvbench.report import accounting, budgets, cache, control, energy, first_uses, latency, notes, outcome, tokens
+from kvbench.report import accounting, budgets, cache, control, energy, first_uses, latency, notes, outcome, server, tokens
 from kvbench.report.accesses import accesses
 from kvbench.report.baseline import baseline
 from kvbench.report.changes import changes
@@ -52,6 +52,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "tokens": _tokens(files, head, arrivals, seed),
         "engine": cache.engine(files.samples, head.start, head.end),
         "told": cache.told(head.records),
+        "server": server.server(files),
         "cache": accesses(files),
         "energy": _energy(files, head, arrivals, rates),
         "first_uses": first_uses.table(files, apart, seed),
@@ -67,6 +68,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "tokenizer": _tokenizer(files),
         "host": files.manifest.get("host") or {},
     }
+    server.name(files, summary["engine"])
     summary["control"] = control.control(files, found, head, summary, None)
     summary["verdict"] = judge(_evidence(files, every, len(head.records), summary["latency"]["ttft"]["p50"]))
     summary["budgets"] = budgets.evaluate(files.scenario.get("budget") or {}, summary)

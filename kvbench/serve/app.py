@@ -20,7 +20,7 @@ from kvbench.serve.events import Ledger, Publisher
 from kvbench.serve.http import Asked, Connection
 from kvbench.serve.pacing import Pace
 from kvbench.serve.page import Page
-from kvbench.serve.replies import Replies, Reply, answer_key
+from kvbench.serve.replies import Replies, Reply
 
 BUSY = {  # why a request is turned away for now, or for good
     "refused": "Requests are refused at present (a fault of the scenario). Try again later.",
@@ -93,7 +93,9 @@ class Server:
     async def listen(self, host: str, port: int) -> int:
         """Serve from now on. Returns the port, which is the system's choice where 0 is asked for. OSError where it is taken."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self._serve, self._alive, self._answered), host, port, backlog=4096)
+        self._server = await loop.create_server(
+            lambda: Connection(self._serve, self._alive, self._answered), host, port, backlog=4096
+        )
         return int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
 """The /metrics page: vLLM's names, types, labels and buckets, for what the embedded engine really knows; the rest is absent.
 
 Tokens and times are counted here as replies are written; queues, blocks and look-ups are read from the engine when it is asked
-for the page. Seconds are those of the server's clock, as a client sees them.
+for the page. Seconds are those of the server's clock, as a client sees them. The nodes of a cluster are engines "0", "1", ... as
+vLLM's data-parallel ranks are: each has a series of its own, which begins again at 0 where a node was lost and came back.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,99 +54,92 @@ class Row:
 
 
 class Page:
-    """The counters, and their text. `facts`: Machine.facts(); `started`: wall clock when the server was."""
+    """The counters, and their text. `facts`: Machine.facts(); `started`: wall clock when the server was. `engine`, everywhere:
+    the number of a cluster's node; 0 where there is none."""
 
     def __init__(self, machine: Machine, model: str, facts: dict[str, Any], started: float) -> None:
         self.registry = CollectorRegistry()
-        self._labels = {"engine": "0", "model_name": model}
-        self.registry.register(_Engine(machine, self._labels, started))
+        self._model = model
+        nodes = facts.get("nodes") or [facts]
+        self.registry.register(_Engines(machine, model, started))
+        counters = {name: self._counter(name, what) for name, what in _COUNTED}
+        split = {name: self._counter(name, what, label) for name, what, label in dict.fromkeys(row[:3] for row in _SPLIT)}
         length = lengths(facts["max_context"])
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens whose answer has begun")
-        self._found = self._counter("prompt_tokens_cached", "Prompt tokens found in a cache")
-        by = self._many("prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source")
-        self._computed, self._hit = (
-            by.labels(**self._labels, source="local_compute"),
-            by.labels(**self._labels, source="local_cache_hit"),
-        )
-        by = self._many("prompt_tokens_cached_by_source", "Cached prompt tokens by tier", "source")
-        self._device = by.labels(**self._labels, source="device")
-        self._generation = self._counter("generation_tokens", "Tokens generated")
-        by = self._many("request_success", "Requests that ended, by how", "finished_reason")
-        ways = (by.labels(**self._labels, finished_reason=why) for why in ("length", "abort", "error"))
-        self._ended, self._aborted, self._failed = ways
+        histograms = {name: self._histogram(name, what, buckets or length) for name, what, buckets in _OBSERVED}
+        self._count: list[dict[str, Counter]] = []
+        self._observe: list[dict[str, Histogram]] = []
+        for number in range(len(nodes)):
+            labels = {"engine": str(number), "model_name": model}
+            self._count.append({name: family.labels(**labels) for name, family in counters.items()})
+            for name, _, label, value in _SPLIT:
+                self._count[-1][f"{name} {value}"] = split[name].labels(**labels, **{label: value})
+            self._observe.append({name: family.labels(**labels) for name, family in histograms.items()})
         refused = Counter("vllm:admission_rejections", "Requests turned away", ["model_name", "reason"], registry=self.registry)
         self._refused = refused.labels(model_name=model, reason="max_num_queued_reqs")
-        self._first = self._histogram("time_to_first_token_seconds", "From a request's arrival to its first token", _TTFT)
-        self._gap = self._histogram("inter_token_latency_seconds", "Between two tokens", _TOKEN)
-        self._per_token = self._histogram("request_time_per_output_token_seconds", "Mean of an answer's gaps", _TOKEN)
-        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token", _REQUEST)
-        self._decode = self._histogram("request_decode_time_seconds", "From first to last token", _REQUEST)
-        self._prompts = self._histogram("request_prompt_tokens", "Prompt tokens of a request", length)
-        self._generated = self._histogram("request_generation_tokens", "Tokens of an answer", length)
-        self._longest = self._histogram("request_max_num_generation_tokens", "Tokens of a request's longest answer", length)
-        self._asked = self._histogram("request_params_max_tokens", "max_tokens as asked for", length)
-        self._n = self._histogram("request_params_n", "n as asked for", _N)
-        self._misses = self._histogram("request_prefill_kv_computed_tokens", "Prompt tokens computed", length)
-        self._preempted = self._histogram("request_num_preemptions", "Preemptions of a request", _PREEMPTIONS)
         self._http = Counter(
             "http_requests", "Requests by method, status and handler", ["handler", "method", "status"], registry=self.registry
         )
-        self._config(facts)
+        self._config(facts, nodes)
 
-    def _config(self, facts: dict[str, Any]) -> None:
-        """What is known of the cache, as labels."""
+    def _config(self, facts: dict[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
+        """What is known of each engine's cache, as labels."""
         told = {
-            "block_size": facts["block_tokens"], "num_gpu_blocks": facts["blocks"] + 1, "enable_prefix_caching": True,
-            "gpu_memory_utilization": facts.get("gpu_memory_utilization"), "kv_cache_size_tokens": facts["kv_tokens"],
-            "engine": "0",
+            "block_size": facts["block_tokens"], "enable_prefix_caching": True,
+            "gpu_memory_utilization": facts.get("gpu_memory_utilization"),
         }  # fmt: skip
-        info = Gauge("vllm:cache_config_info", "The cache's settings", sorted(told), registry=self.registry)
-        info.labels(**{name: str(value) for name, value in told.items()}).set(1)
+        names = sorted([*told, "num_gpu_blocks", "kv_cache_size_tokens", "engine"])
+        info = Gauge("vllm:cache_config_info", "The cache's settings", names, registry=self.registry)
+        for number, node in enumerate(nodes):
+            own = {"num_gpu_blocks": node["blocks"] + 1, "kv_cache_size_tokens": node["kv_tokens"], "engine": number}
+            info.labels(**{name: str(value) for name, value in (told | own).items()}).set(1)
 
-    def _many(self, name: str, what: str, label: str) -> Counter:
-        return Counter(f"vllm:{name}", what, ["engine", "model_name", label], registry=self.registry)
+    def _counter(self, name: str, what: str, *more: str) -> Counter:
+        return Counter(f"vllm:{name}", what, ["engine", "model_name", *more], registry=self.registry)
 
-    def _counter(self, name: str, what: str) -> Counter:
-        return Counter(f"vllm:{name}", what, list(self._labels), registry=self.registry).labels(**self._labels)
+    def _histogram(self, name: str, what: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"vllm:{name}", what, ["engine", "model_name"], registry=self.registry, buckets=buckets)
 
-    def _histogram(self, name: str, what: str, buckets: Any) -> Histogram:
-        found = Histogram(f"vllm:{name}", what, list(self._labels), registry=self.registry, buckets=buckets)
-        return found.labels(**self._labels)
-
-    def prompt(self, tokens: int, cached: int) -> None:
+    def prompt(self, engine: int, tokens: int, cached: int) -> None:
         """A job has its first token."""
-        self._prompt.inc(tokens)
-        self._computed.inc(tokens - cached)
-        for found in (self._found, self._hit, self._device):
-            found.inc(cached)
+        count = self._count[engine]
+        count["prompt_tokens"].inc(tokens)
+        count["prompt_tokens_by_source local_compute"].inc(tokens - cached)
+        for name in (
+            "prompt_tokens_cached", "prompt_tokens_by_source local_cache_hit", "prompt_tokens_cached_by_source device",
+        ):  # fmt: skip
+            count[name].inc(cached)
 
-    def generated(self, tokens: int) -> None:
-        self._generation.inc(tokens)
+    def generated(self, engine: int, tokens: int) -> None:
+        self._count[engine]["generation_tokens"].inc(tokens)
 
-    def first(self, seconds: Seconds) -> None:
-        self._first.observe(seconds)
+    def first(self, engine: int, seconds: Seconds) -> None:
+        self._observe[engine]["time_to_first_token_seconds"].observe(seconds)
 
-    def gap(self, seconds: Seconds) -> None:
-        self._gap.observe(seconds)
+    def gap(self, engine: int, seconds: Seconds) -> None:
+        self._observe[engine]["inter_token_latency_seconds"].observe(seconds)
 
-    def ended(self, row: Row) -> None:
-        self._ended.inc()
-        self._prompts.observe(row.prompt)
-        self._longest.observe(max(row.generated))
-        self._asked.observe(row.asked)
-        self._n.observe(row.n)
-        self._misses.observe(row.computed)
-        self._preempted.observe(row.preempted)
-        self._whole.observe(row.whole)
-        for histogram, values in ((self._generated, row.generated), (self._decode, row.decode), (self._per_token, row.per_token)):
+    def ended(self, engine: int, row: Row) -> None:
+        self._count[engine]["request_success length"].inc()
+        for name, values in (
+            ("request_prompt_tokens", [row.prompt]),
+            ("request_max_num_generation_tokens", [max(row.generated)]),
+            ("request_params_max_tokens", [row.asked]),
+            ("request_params_n", [row.n]),
+            ("request_prefill_kv_computed_tokens", [row.computed]),
+            ("request_num_preemptions", [row.preempted]),
+            ("e2e_request_latency_seconds", [row.whole]),
+            ("request_generation_tokens", row.generated),
+            ("request_decode_time_seconds", row.decode),
+            ("request_time_per_output_token_seconds", row.per_token),
+        ):
             for value in values:
-                histogram.observe(value)
+                self._observe[engine][name].observe(value)
 
-    def aborted(self) -> None:
-        self._aborted.inc()
+    def aborted(self, engine: int) -> None:
+        self._count[engine]["request_success abort"].inc()
 
-    def failed(self) -> None:
-        self._failed.inc()
+    def failed(self, engine: int) -> None:
+        self._count[engine]["request_success error"].inc()
 
     def refused(self) -> None:
         self._refused.inc()
@@ -157,31 +151,65 @@ class Page:
         return generate_latest(self.registry)
 
 
-class _Engine(Collector):
-    """What the engine itself counts, read at each scrape. Its caller has advanced it to now."""
+class _Engines(Collector):
+    """What the engines themselves count, read at each scrape. Its caller has advanced them to now. A node that is down is told of
+    by nothing, and what waits for a node by a name of our own: no engine has it."""
 
-    def __init__(self, machine: Machine, labels: dict[str, str], started: float) -> None:
-        self.machine, self.labels, self.started = machine, labels, started
+    def __init__(self, machine: Machine, model: str, started: float) -> None:
+        self.machine, self.model, self.started = machine, model, started
 
     def collect(self) -> Iterator[Metric]:
-        gauges = self.machine.gauges()
+        whole = self.machine.gauges()
+        nodes = self.machine.gauges_by_node() or [whole]
+        up = {str(number): gauges for number, gauges in enumerate(nodes) if "running" in gauges}
         for name, what, key in _GAUGES:
-            yield self._gauge(name, what, gauges[key], {})
-        yield self._gauge(
-            "num_requests_waiting_by_reason", "Waiting requests by reason", gauges["waiting"], {"reason": "capacity"}
-        )
+            gauge = GaugeMetricFamily(f"vllm:{name}", what, labels=["engine", "model_name"])
+            for engine, gauges in up.items():
+                gauge.add_metric([engine, self.model], gauges[key])
+            yield gauge
+        what = "Waiting requests by reason"
+        gauge = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", what, labels=["engine", "model_name", "reason"])
+        for engine, gauges in up.items():
+            gauge.add_metric([engine, self.model, "capacity"], gauges["waiting"])
+        yield gauge
         for name, what, key in _COUNTERS:
-            family = CounterMetricFamily(f"vllm:{name}", what, labels=list(self.labels))
-            family.add_metric(list(self.labels.values()), gauges[key], created=self.started)
-            yield family
+            counter = CounterMetricFamily(f"vllm:{name}", what, labels=["engine", "model_name"])
+            for engine, gauges in up.items():
+                counter.add_metric([engine, self.model], gauges[key], created=self.started)
+            yield counter
+        if "held" in whole:
+            gauge = GaugeMetricFamily("kvbench:num_requests_held", "Requests that no node has yet", labels=["model_name"])
+            gauge.add_metric([self.model], whole["held"])
+            yield gauge
 
-    def _gauge(self, name: str, what: str, value: float, more: dict[str, str]) -> Metric:
-        labels = self.labels | more
-        family = GaugeMetricFamily(f"vllm:{name}", what, labels=list(labels))
-        family.add_metric(list(labels.values()), value)
-        return family
 
-
+_COUNTED = (
+    ("prompt_tokens", "Prompt tokens whose answer has begun"),
+    ("prompt_tokens_cached", "Prompt tokens found in a cache"),
+    ("generation_tokens", "Tokens generated"),
+)
+_SPLIT = (
+    ("prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source", "local_compute"),
+    ("prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source", "local_cache_hit"),
+    ("prompt_tokens_cached_by_source", "Cached prompt tokens by tier", "source", "device"),
+    ("request_success", "Requests that ended, by how", "finished_reason", "length"),
+    ("request_success", "Requests that ended, by how", "finished_reason", "abort"),
+    ("request_success", "Requests that ended, by how", "finished_reason", "error"),
+)
+_OBSERVED: tuple[tuple[str, str, Sequence[float]], ...] = (  # buckets: those of lengths where none are given
+    ("time_to_first_token_seconds", "From a request's arrival to its first token", _TTFT),
+    ("inter_token_latency_seconds", "Between two tokens", _TOKEN),
+    ("request_time_per_output_token_seconds", "Mean of an answer's gaps", _TOKEN),
+    ("e2e_request_latency_seconds", "From arrival to the last token", _REQUEST),
+    ("request_decode_time_seconds", "From first to last token", _REQUEST),
+    ("request_prompt_tokens", "Prompt tokens of a request", ()),
+    ("request_generation_tokens", "Tokens of an answer", ()),
+    ("request_max_num_generation_tokens", "Tokens of a request's longest answer", ()),
+    ("request_params_max_tokens", "max_tokens as asked for", ()),
+    ("request_params_n", "n as asked for", _N),
+    ("request_prefill_kv_computed_tokens", "Prompt tokens computed", ()),
+    ("request_num_preemptions", "Preemptions of a request", _PREEMPTIONS),
+)
 _GAUGES = (
     ("num_requests_running", "Answers in the batch", "running"),
     ("num_requests_waiting", "Answers that wait for a place in it", "waiting"),

@@ -1,10 +1,12 @@
 """Requests under way: tokens of the engine's spans into events on the wire, one write per request and moment. No clock.
 
-An answer's text is made up when the request comes, from the number of its job: the same requests in the same order get the same
+An answer's text is made up as it is needed, from the number of its job: the same requests in the same order get the same
 answers, and no two requests the same one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvbench.core import Nanos, Seconds, reply_key
 from kvbench.engine import Done, Job, Machine, Span
@@ -13,7 +15,6 @@ from kvbench.serve.asks import Ask, RefusedError
 from kvbench.serve.content import Contents, Prompt
 from kvbench.serve.http import Connection
 from kvbench.serve.page import Page, Row
-
 
 LOST = {  # why an answer that has begun does not go on
     "oom": "KV memory ran out, and the blocks of this request were taken for others.",
@@ -54,6 +55,7 @@ class Part:
     prompt: Prompt
     choices: list[Choice]
     done: Done | None = None
+    node: int = 0  # of a cluster, that gave the last token
 
     def usage(self, block: int) -> tuple[int, int, int, int]:
         """(prompt tokens, generated, cached, tokens in blocks new to the cache), of a job that is done."""
@@ -96,7 +98,7 @@ class Replies:
         job = Job(number, prompt.segments, ask.max_tokens, ask.n, salt, ask.priority)
         opening = ask.api == "chat"
         keys = [answer_key(number, at) for at in range(ask.n)]
-        choices = [Choice(key, ask.max_tokens, lambda n, key=key: self.tokens.write(key, n, opening)) for key in keys]  # type: ignore[misc]
+        choices = [Choice(key, ask.max_tokens, partial(self.tokens.write, key, opening=opening)) for key in keys]
         return Part(job, prompt, choices)
 
     def enter(self, reply: Reply) -> None:
@@ -111,9 +113,10 @@ class Replies:
         failed: dict[int, Reply] = {}
         self._ended = {done.id: done for span in spans for done in span.done}  # the engine knows of these no longer
         for span in spans:
-            self.page.generated(len(span.tokens) * len(span.times))
+            self.page.generated(span.node, len(span.tokens) * len(span.times))
             for job_id, choice in span.tokens:
                 reply, part, at = self.live[job_id]
+                part.node = span.node
                 self._took(reply, part, part.choices[choice], at + choice, span.times)
             for done in span.done:
                 reply = self._end(done)
@@ -130,7 +133,7 @@ class Replies:
         self._remember(part)
         if done.failed:
             reply.failed = reply.failed or RefusedError(500, "InternalServerError", LOST.get(done.failed, done.failed))
-            self.page.failed()
+            self.page.failed(part.node)
         elif reply.failed is None and reply.over:
             self._finish(reply)
         return reply
@@ -151,13 +154,13 @@ class Replies:
         """Tell the page of tokens at `times`, the last of those that `choice` has by now."""
         if choice.got == len(times):
             choice.first = choice.last = times[0]
-            self.page.first((times[0] - reply.arrived) / self.speed / 1e9)
+            self.page.first(part.node, (times[0] - reply.arrived) / self.speed / 1e9)
             if not any(one.got for one in part.choices if one is not choice):
                 done = self._ended.get(part.job.id) or self.machine.progress(part.job.id)
-                self.page.prompt(done.n_in, done.cached)
+                self.page.prompt(part.node, done.n_in, done.cached)
             times = times[1:]
         for time in times:
-            self.page.gap((time - choice.last) / self.speed / 1e9)
+            self.page.gap(part.node, (time - choice.last) / self.speed / 1e9)
             choice.last = time
 
     def _say(self, reply: Reply, fields: dict[str, object], part: Part, completion: int) -> None:
@@ -212,7 +215,7 @@ class Replies:
         scale = 1e9 * self.speed
         decode = [(choice.last - choice.first) / scale for choice in part.choices]
         per_token = [seconds / (choice.got - 1) for seconds, choice in zip(decode, part.choices, strict=True) if choice.got > 1]
-        self.page.ended(Row(
+        self.page.ended(part.node, Row(
             prompt=done.n_in, generated=[choice.got for choice in part.choices], n=reply.ask.n, asked=reply.ask.max_tokens,
             computed=done.n_in - done.cached, preempted=done.preempted, whole=(last - reply.arrived) / scale, decode=decode,
             per_token=per_token,
@@ -226,4 +229,4 @@ class Replies:
                 self._remember(part)
                 del self.live[part.job.id]
                 self.machine.cancel(part.job.id, now)
-                self.page.aborted()
+                self.page.aborted(part.node)

@@ -1,9 +1,26 @@
 """Where a run's numbers go while it runs. Called for every event, window and sample, and for records where a sink takes them."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 from kvbench.core import Event, Record, Sample, Window
+
+
+class SinkError(ValueError):
+    """A sink cannot work. The text says what was tried, what came back and what to do; it holds no secret."""
+
+
+@dataclass(frozen=True)
+class SinkPlace:
+    """A run's directory, its name there, the seconds since 1970 at which its clock was 0, and what is known of it
+    (scenario, model, engine)."""
+
+    directory: Path
+    run: str
+    wall: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Sink(Protocol):
@@ -11,6 +28,13 @@ class Sink(Protocol):
 
     def write(self, item: Event | Sample | Window | Record) -> None: ...
     async def aclose(self) -> None: ...
+
+
+class Store(Sink, Protocol):
+    """A sink that keeps what it is given somewhere else."""
+
+    def told(self) -> dict[str, Any]:
+        """After `aclose`: how many points it was given, delivered and could not deliver, with `notes` for people. JSON."""
 
 
 class View(Sink, Protocol):

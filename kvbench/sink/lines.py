@@ -6,13 +6,13 @@ a tag, so none is written there; a line feed ends a line even within quotes, so 
 
 import math
 import re
+from collections import deque
 
 from kvbench.core import Nanos
 
 LONGEST_TAG = 256  # characters of a tag's value
 LONGEST_TEXT = 1024  # characters of a string field
 INT64 = 2**63
-RECENT = 1 << 16  # points whose instants are remembered at least, so that none lands on another's
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
 _SPECIAL = re.compile(r"([,= ])")
 
@@ -34,8 +34,11 @@ def text(value: str) -> str:
 
 
 def number(value: float) -> str:
-    """A float field, whatever Python calls the number: 0 and 0.5 are of one type. "" for NaN and infinities, which no server takes."""
-    value = float(value)
+    """A float field, whatever Python calls the number: 0 and 0.5 are of one type. "" for NaN and infinities."""
+    try:
+        value = float(value)
+    except OverflowError:
+        return ""
     return repr(value) if math.isfinite(value) else ""
 
 
@@ -44,27 +47,31 @@ def count(value: int) -> str:
     return f"{value}i" if -INT64 <= value < INT64 else ""
 
 
+def nanos(wall: float) -> Nanos:
+    """Seconds since 1970 as nanoseconds, to the microsecond that a float of them holds."""
+    return round(wall * 1e6) * 1000
+
+
 class Moments:
-    """Gives every point an instant that no other recent point of its series has: a second one would overwrite the first.
+    """Gives every point of one series an instant of its own: a second one at the same instant would overwrite the first.
 
     The same points in the same order get the same instants, so that a replay overwrites what it repeats. Remembers the last
-    65,536 to 131,072 points.
+    `depth` of them; what is older than those, or taken, goes right after the newest.
     """
 
-    def __init__(self) -> None:
-        self._recent: dict[tuple[str, Nanos], Nanos] = {}  # a taken instant -> how far from it the next free one may be
-        self._older = self._recent
+    def __init__(self, depth: int) -> None:
+        self._recent: deque[Nanos] = deque(maxlen=depth)
+        self._depth = depth
+        self._newest = self._forgotten = -INT64
 
-    def at(self, series: str, ns: Nanos) -> Nanos:
-        """`ns`, or the nearest later instant that is free."""
-        key, at = (series, ns), ns
-        step = self._recent.get(key) or self._older.get(key)
-        while step:
-            at += step
-            step = self._recent.get((series, at)) or self._older.get((series, at))
-        if at != ns:
-            self._recent[key] = at + 1 - ns
-        self._recent[series, at] = 1
-        if len(self._recent) > RECENT:
-            self._older, self._recent = self._recent, {}
-        return at
+    def at(self, ns: Nanos) -> Nanos:
+        """`ns`, or one nanosecond after the newest where it is taken or may be."""
+        recent = self._recent
+        if ns > self._newest:
+            self._newest = ns
+        elif ns <= self._forgotten or ns in recent:
+            self._newest = ns = self._newest + 1
+        if len(recent) == self._depth and recent[0] > self._forgotten:
+            self._forgotten = recent[0]
+        recent.append(ns)
+        return ns

@@ -25,7 +25,8 @@ REFUSALS = {
     "oom": "KV memory ran out and its blocks were taken, once more than max_preemptions allows (target.settings)",
     "full": "refused: max_waiting requests wait already (target.settings)",
 }
-
+BUSY = ("refused", "full")
+"""What is answered as a server's 503."""
 
 SILENCE: Nanos = 600 * 10**9  # how long a request waits on an engine that will never go on: a client's timeout of 600 s
 
@@ -60,12 +61,9 @@ class Sim:
         now = self._pump()
         record.sent_ns = record.written_ns = now
         record.connect_ns = 0
-        job = Job(
-            request.id, _content(request), request.max_tokens, _choices(request.sampling), _salt(request.sampling),
-            int(request.sampling.get("priority", 0)), request.cls,
-        )  # fmt: skip
+        job = asked(request)
         refused = self.engine.submit(job, now / 1e9)
-        if refused in ("refused", "full"):  # as a server's 503
+        if refused in BUSY:
             record.status = 503
             record.outcome, record.cause, record.error, record.end_ns = "rejected", "http_503", REFUSALS[refused], now
             return
@@ -176,6 +174,15 @@ class Sim:
     async def aclose(self) -> None:
         self._timer.close()
         self.engine.close()
+
+
+def asked(request: Request) -> Job:
+    """The request as an engine's job."""
+    sampling = request.sampling
+    return Job(
+        request.id, _content(request), request.max_tokens, _choices(sampling), _salt(sampling), int(sampling.get("priority", 0)),
+        request.cls,
+    )  # fmt: skip
 
 
 def _named(gauges: dict[str, float]) -> dict[str, float]:

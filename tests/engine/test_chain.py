@@ -10,7 +10,7 @@ from kvbench.profile import load_engine, load_hardware, load_model
 SHAPES = {
     "whole blocks": ((1, 64),),
     "a seam in the first block": ((1, 3), (2, 61)),
-    "a block of single tokens": tuple((each, 1) for each in range(1, 17)) + ((17, 48),),
+    "a block of single tokens": (*((each, 1) for each in range(1, 17)), (17, 48)),
 }
 
 

@@ -182,6 +182,13 @@ def test_affinity_finds_more_than_taking_turns() -> None:
     assert hits("prefix_affine") > 1.2 * hits("round_robin")
 
 
+def test_least_loaded_goes_where_fewest_requests_are() -> None:
+    built, seen = cluster({"replicas": 3, "router": "least_loaded"}), Seen()
+    for number, answer in enumerate((500, 2, 500, 500, 500)):
+        seen.submit(built, job(number, answer=answer), 0.0 if number < 3 else 1.0 + 0.1 * number)
+    assert [sorted(node.tasks) for node in built.nodes] == [[0, 4], [3], [2]]  # 1 had ended when 3 came; then all have one
+
+
 def test_load_aware_stays_below_its_threshold_where_turns_run_over() -> None:
     def highest(router: object) -> tuple[float, float]:
         built, seen, most = cluster({"replicas": 2, "router": router}, blocks=101), Seen(), 0.0  # 400 tokens each
@@ -243,6 +250,31 @@ def test_a_cold_context_is_found_in_the_store_by_another_node() -> None:
     seen.run(built).whole()
     assert seen.ends[3].cached == 2000
     assert built.gauges()["store_tokens"] == 2000
+
+
+def test_the_store_is_read_only_where_that_is_sooner_than_computing() -> None:
+    spec: dict[str, object] = {"replicas": 2, "store": {"tier": "remote-100g", "cold": 1.0}}
+    built, seen = cluster(spec, blocks=2001), Seen()
+    assert built.mover.store is not None
+    built.mover.store.reads.bandwidth = 1e6  # 131 KB a token: 8 tokens/s
+    for number, at in enumerate((0.0, 5.0, 10.0, 15.0)):
+        seen.submit(built, job(number, 8, 2, shared=((1, 2000),) if number in (0, 3) else ()), at)
+    seen.run(built).whole()
+    assert seen.ends[3].cached == built.gauges()["store_tokens"] == 0
+
+
+@pytest.mark.parametrize(("other", "copied"), [(260, True), (200, False)])
+def test_a_full_node_copies_its_oldest_content_to_one_with_room(other: int, copied: bool) -> None:
+    """Nodes of 400 tokens in turn. Node 0 has 104 + `other` tokens of content: less than 40 empty, or more."""
+    built, seen = cluster({"replicas": 2, "migrate": 1e9}, blocks=101), Seen()
+    prefix = ((1, 100),)
+    for number, each in enumerate((job(0, 4, 2, prefix), job(1, 8, 2), job(2, other, 2), job(3, 8, 2), job(4, 4, 2))):
+        seen.submit(built, each, 5.0 * number)  # job 3 comes when node 0 has what job 2 left
+    seen.submit(built, job(5, 8, 2, prefix), 30.0)
+    assert 5 in built.nodes[1].tasks
+    seen.run(built).whole()
+    assert seen.ends[5].cached == (100 if copied else 0)
+    assert (built.gauges()["migrated_blocks"] > 0) == copied
 
 
 def test_who_waits_beyond_refuse_above_is_turned_away() -> None:

@@ -135,16 +135,16 @@ def test_preemption_by_recompute_by_hand() -> None:
 
 
 def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
-    # As above with a one-block job C in the queue from 2: there is room for it in step 3, in which B is preempted, but it waits;
-    # it is behind B then, and B does not fit before A ends at 6.
-    built = by_second(blocks=5)
+    # As above with a one-block job C in the queue from 2, ahead of B as it is shorter: there is room for it in step 3, in which B
+    # is preempted, but it is admitted in step 4.
+    built = by_second(blocks=5, order="shortest")
     log = Log()
     built.submit(job(0, 7, 6), 0.0)
     built.submit(job(1, 7, 6), 0.0)
     log.take(built.advance(1.5))
     built.submit(job(2, 3, 1), 1.5)
     log.run(built)
-    assert log.seconds(2) == [7]
+    assert log.seconds(2) == [4]
 
 
 def test_a_hit_never_covers_the_whole_prompt() -> None:

@@ -8,9 +8,13 @@ from pydantic import ValidationError
 from kvbench.core import Seconds
 from kvbench.endpoint import Sim
 from kvbench.engine import Job, Step
+from kvbench.engine.cache import Cache
 from kvbench.engine.cost import Roofline, Stored
 from kvbench.engine.engine import Engine
+from kvbench.engine.evict.policies import POLICIES
 from kvbench.engine.groups import LayersSpec, sizes
+from kvbench.engine.holding import Found, Group
+from kvbench.engine.pool import Pool
 from kvbench.profile import load_engine, load_hardware, load_model
 from kvbench.report.render import described
 
@@ -65,7 +69,10 @@ def test_one_group_over_all_layers_is_no_groups_at_all(codec: str | None) -> Non
 
 
 def test_facts_and_memory_are_of_the_pools_that_there_are() -> None:
-    mixed: list[dict[str, object]] = [{"layers": "1-6", "block": 8, "quota": 0.3}, {"layers": "7+", "codec": "int4-g64", "quota": 0.5}]
+    mixed: list[dict[str, object]] = [
+        {"layers": "1-6", "block": 8, "quota": 0.3},
+        {"layers": "7+", "codec": "int4-g64", "quota": 0.5},
+    ]
     built, plain = engine(mixed), engine()
     # .3 x 52,953,088 / (8 x 24,576) = 80.8 blocks; .5 x 52,953,088 / (4 x 26 x 1,152) = 220.99
     facts = built.facts()
@@ -169,3 +176,12 @@ def test_random_loads_over_three_groups_keep_every_invariant() -> None:
             built.check()
         run(built)
         assert all(pool.referenced == 0 for pool in built.cache.pools)
+
+
+def test_what_comes_up_from_below_needs_its_blocks_even_beyond_the_chunk() -> None:
+    """The first group has ten blocks below and the second none: the chunk begins at token 0, and all ten come up."""
+    groups = [Group(str(at), Pool(blocks + 1, 4, POLICIES["lru"](blocks, 0)), at, at, 1.0) for at, blocks in ((1, 9), (2, 10))]
+    cache = Cache(groups)
+    holding = cache.open(((1, 40),), 0)
+    assert not cache.fits(holding, Found(0, 0, (0, 0), (10, 0)), 4)
+    assert cache.fits(holding, Found(0, 0, (0, 0), (9, 0)), 4)

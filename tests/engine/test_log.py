@@ -1,6 +1,7 @@
 """The tape's lines against an engine worked out by hand, and against the engine's own counters."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from kvbench.engine.log import Log
 from kvbench.engine.tape import Tape
 from kvbench.metrics import kv
 from kvbench.profile import load_engine, load_hardware, load_model
+from tests.whole import simulated
 
 
 class Second:
@@ -113,6 +115,46 @@ def busy(share: float) -> tuple[Engine, list[CacheAccess]]:
         built.submit(Job(number, (*shared, (1000 + number, rng.randrange(1, 60))), rng.randrange(1, 30)), at)
     finish(built)
     return built, log.take()
+
+
+def test_ages_of_a_block_by_hand() -> None:
+    """Taken at 1, full at 2, released at 3, looked up at 5 and 6, released at 8, gone at 12."""
+    told = [(1, "alloc"), (3, "free"), (5, "hit"), (6, "hit"), (8, "free"), (12, "evict")]
+    lines = [CacheAccess(t=float(t), op=op, key="a", tokens=4, full=2.0 if op == "alloc" else None) for t, op in told]
+    found = kv.fold(lines, end=20.0, share=1.0, tokens=8.0)
+    assert (found["lifetime"]["n"], found["lifetime"]["mean"], found["idle_before_evict"]["mean"]) == (1, 11, 4)
+    assert (found["reuse_gap"]["n"], found["reuse_gap"]["mean"]) == (1, 1)
+    assert found["byte_efficiency"] == (2 + 3) * 4 / (20 * 8)
+    assert found["byte_residency"] == 11 * 4 / (20 * 8)
+    assert found["active_share"] == 0
+
+
+def test_tokens_weigh_as_many_bytes_as_their_layer_group_keeps() -> None:
+    """10 and 2 bytes a token in a memory of 100: 4 tokens of each, for 2 s and 1 s of 4, resident until the end."""
+    lines = [CacheAccess(t=0.0, op="alloc", key=key, group=group, tokens=4, full=0.0) for group, key in enumerate("ab")]
+    lines += [CacheAccess(t=1.0, op="free", key="b", group=1, tokens=4), CacheAccess(t=2.0, op="free", key="a", tokens=4)]
+    found = kv.fold(lines, end=4.0, share=1.0, tokens=100.0, weights={0: 10.0, 1: 2.0})
+    assert found["byte_efficiency"] == pytest.approx((2 * 40 + 1 * 8) / 400)
+    assert found["byte_residency"] == pytest.approx(4 * 48 / 400)
+    assert found["active_share"] == pytest.approx(48 / 100)
+
+
+@pytest.mark.parametrize("more", ["", "cluster: {replicas: 2}, "])
+def test_layer_groups_that_change_nothing_change_no_share_of_bytes(more: str, tmp_path: Path) -> None:
+    told = []
+    for name, layers in (("plain", "null"), ("groups", "{groups: [{layers: 1-6}, {layers: 7-12}, {layers: 13+}]}")):
+        (tmp_path / name).mkdir()
+        text = f"""
+name: {name}
+seed: 3
+target: {{kind: sim, model: llama-3.1-8b, hardware: rtx-4090, {more}settings: {{blocks: 300}}, cache_log: 100%, layers: {layers}}}
+workload: {{arrivals: {{shape: constant, rate: 6/s}}, prompt: 200, output: {{dist: fixed, value: 60, force: true}}}}
+phases: {{steady: {{for: 8s}}, drain: {{for: 60s}}}}
+"""
+        told.append(simulated(text, tmp_path / name).summary["cache"])
+    for share in ("byte_efficiency", "byte_residency", "active_share"):
+        assert 0 < told[1][share] == pytest.approx(told[0][share], rel=0.02), share  # a null block in each pool
+        assert told[1][share] <= 1
 
 
 def test_hits_are_the_engines_own_and_reasons_sum_to_the_misses() -> None:

@@ -311,16 +311,16 @@ def test_delta_writes_save_what_a_rewrite_of_whole_sequences_would_write_again()
 
 
 def test_wear_by_hand() -> None:
-    """A drive of 1 TB that takes 2 TB in 12 hours is written 4 times a day; rated for 1 over five years it lasts 15 months."""
+    """A drive of 1 TB that takes 2 TB in 12 hours is written 4 times a day; rated for 2 over five years it lasts half of them."""
     assert dwpd(2e12, 1e12, 43200) == 4
-    assert life_years(4, 1) == 1.25
+    assert life_years(4, 2) == 2.5
     below = tiers(("ssd", 10, 99, 99), write="write_through")
-    below.levels[0].drive = tier("ssd", endurance=1.0)
+    below.levels[0].drive = tier("ssd", endurance=2.0)
     built = engine(below)
     serve(built, (0.0, job(0, (A, 16))))
     built.advance(8640.0)  # a tenth of a day; the drive has 100 blocks
     assert built.gauges()["ssd_dwpd"] == pytest.approx(0.4)
-    assert built.gauges()["ssd_life_years"] == pytest.approx(12.5)
+    assert built.gauges()["ssd_life_years"] == pytest.approx(25)
 
 
 def test_a_slow_tier_is_slow_from_then_on() -> None:

@@ -63,6 +63,33 @@ def test_an_episode_counts_what_a_whole_run_counts(control: str, tmp_path: Path)
     assert score.preemptions == sum(record.preempted for record in records)
 
 
+def test_an_episode_plays_the_scenarios_own_machine(tmp_path: Path) -> None:
+    """Two nodes of which one is slow for a while, a host below them, requests that fail where memory runs out, some refused."""
+    faults = "[{kind: slow, node: 1, at: 20s, for: 20s, factor: 3}, {kind: refuse, at: 50s, for: 5s, share: 50%}]"
+    sets = (
+        "seed=4", "control={law: none}", "phases={steady: {for: 80s}, drain: {for: 2m}}", "stop=[]", f"target.faults={faults}",
+        "target.cluster={replicas: 2}", "target.tiers={host: {capacity: 4GB}}",
+        "target.settings={max_preemptions: 0, blocks: 400}",
+    )  # fmt: skip
+    run, scenario = simulated(CHAOS.read_text(), tmp_path, *sets), load(CHAOS, sets)
+    episode = Episode(scenario, offers(scenario, 80.0), 80.0, scenario.control.limits())
+    score = episode.play(None)
+    causes = [record.cause for record in run.records]
+    assert score.offered == len(causes)
+    assert score.goodput == pytest.approx(run.summary["goodput"]["value"], abs=1e-12)
+    assert causes.count("oom") == episode.engine.gauges()["oom"] > 0
+    assert causes.count("http_503") > 0
+    assert score.refused == "refused"
+
+
+def test_an_episode_writes_no_files(tmp_path: Path) -> None:
+    """What one play left on real drives would be found by the next."""
+    drive = tmp_path / "drive"
+    scenario = chaos(1, f"target.tiers={{ssd: {{capacity: 1GB, real: {drive}}}}}")
+    assert Episode(scenario, offers(scenario, 5.0), 5.0, scenario.control.limits()).play(None).offered > 0
+    assert not drive.exists()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

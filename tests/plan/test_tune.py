@@ -7,7 +7,7 @@ import pytest
 
 from kvbench.cli.tune import as_pid
 from kvbench.control.pid import Pid
-from kvbench.plan.tune import Lag, fit, prepare, simc, tune
+from kvbench.plan.tune import Bench, Lag, climb, fit, prepare, simc, tune
 from kvbench.scenario import load
 from tests.whole import kvbench, simulated
 
@@ -71,6 +71,13 @@ def test_a_tuned_nominal_rate_is_what_fills_the_set_point(tmp_path: Path) -> Non
     text = FIXED.replace("PROMPT", "1024").replace("OUTPUT", "128").replace("9/s", f"{found.nominal}/s")
     usage = [one["value"] for one in simulated(text, tmp_path).lines("samples.jsonl") if one["name"] == "kv_usage"]
     assert np.mean(usage[60:]) == pytest.approx(0.8, abs=0.1)
+
+
+def test_two_nodes_take_twice_the_rate(tmp_path: Path) -> None:
+    """The step test is of the whole cluster, and not of what goes wrong in it."""
+    file, faults = scenario(tmp_path, 1024, 128), "target.faults=[{kind: refuse, at: 0s, share: 100%}]"
+    rates = [climb(Bench(*prepare(load(file, [each, faults]))), 0.8)[0] for each in ("seed=7", "target.cluster={replicas: 2}")]
+    assert rates[1] == pytest.approx(2 * rates[0], rel=0.05)
 
 
 @pytest.mark.parametrize(

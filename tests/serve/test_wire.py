@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import uvloop
 import zmq
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvbench.clock import Clock, VirtualLoop
 from kvbench.compose import build_machine
@@ -18,7 +19,7 @@ from kvbench.endpoint import Sim
 from kvbench.engine.tape import Access
 from kvbench.serve import http
 from kvbench.serve.app import Feed, Server
-from kvbench.serve.events import END, Ledger, Publisher
+from kvbench.serve.events import Ledger, Publisher
 from kvbench.serve.tokens import Plain
 from tests.whole import Whole, finished, play, simulated
 
@@ -277,7 +278,9 @@ def test_a_request_that_memory_runs_out_for_ends_with_an_error(stream: bool) -> 
 
     async def work(server: Server, port: int) -> None:
         first = asyncio.ensure_future(one(port, 1))
-        while not server.replies.live:
+        for _ in range(1000):
+            if server.replies.live:
+                break
             await asyncio.sleep(0.001)
         (kept, whole), (status, raw) = await asyncio.gather(first, one(port, 2))
         events = [line[6:].strip() for line in raw.split("\n") if line.startswith("data: ")]
@@ -297,6 +300,15 @@ def test_a_request_that_memory_runs_out_for_ends_with_an_error(stream: bool) -> 
     served(work, speed=20.0, settings={"blocks": 30, "max_preemptions": 0})
 
 
+def series(text: str) -> dict[str, dict[str, float]]:
+    """By the name of a sample: its value by engine label (one of each engine's, where other labels tell several apart)."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[sample.labels.get("engine", "")] = sample.value
+    return found
+
+
 def test_three_nodes_behind_one_port() -> None:
     async def work(server: Server, port: int) -> None:
         reader, writer = await opened(port)
@@ -307,9 +319,42 @@ def test_three_nodes_behind_one_port() -> None:
         shares = [gauges["query_tokens"] for gauges in server.machine.gauges_by_node()]  # type: ignore[attr-defined]
         assert sum(shares) == 384
         assert len(shares) == 3
-        assert b"prefix_cache_queries_total" in server.page.text()
+        told = {name: one for name, one in series(server.page.text().decode()).items() if name.startswith("vllm:")}
+        for name in ("prefix_cache_queries_total", "prompt_tokens_total"):
+            assert [told[f"vllm:{name}"][str(engine)] for engine in range(3)] == shares
+        assert [told["vllm:generation_tokens_total"][str(engine)] for engine in range(3)] == [8, 8, 8]
+        assert [told["vllm:e2e_request_latency_seconds_count"][str(engine)] for engine in range(3)] == [2, 2, 2]
+        for name, one in told.items():
+            assert one.keys() == ({""} if "admission_rejections" in name else {"0", "1", "2"}), name
+        assert "kvbench:num_requests_held" in server.page.text().decode()
 
     served(work, cluster={"replicas": 3})
+
+
+def test_vllms_priority_and_cache_salt_reach_the_engine() -> None:
+    """One at a time: whoever has the least priority number goes first. Content of another salt is not found."""
+
+    async def work(server: Server, port: int) -> None:
+        ended: list[int] = []
+
+        async def ask(number: int, **more: Any) -> int:
+            reader, writer = await opened(port)
+            writer.write(post("/v1/completions", {"prompt": [7] * 64, "max_tokens": 100, **more}))
+            status, body = await said(reader)
+            assert status == 200
+            ended.append(number)
+            return int(json.loads(body)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        first = asyncio.ensure_future(ask(0, max_tokens=2000))
+        await asyncio.sleep(0.1)
+        others = [asyncio.ensure_future(ask(*one[:1], **one[1])) for one in ((1, {"priority": 5}), (2, {"priority": -1}), (3, {}))]
+        cached = await asyncio.gather(first, *others)
+        assert ended == [0, 2, 3, 1]
+        assert cached == [0, 48, 48, 48]
+        assert await ask(4, cache_salt="someone else") == 0
+        assert await ask(5, cache_salt="someone else") == 48
+
+    served(work, VirtualLoop, 1.0, settings={"order": "priority", "max_num_seqs": 1})
 
 
 def unpacked(frames: list[bytes]) -> tuple[bytes, int, list[Any]]:
@@ -354,7 +399,7 @@ def test_kv_events_reach_a_subscriber_and_can_be_replayed(tmp_path: Path) -> Non
         assert third == {"type": "AllBlocksCleared"}
         again.send_multipart([b"", (1).to_bytes(8, "big")])
         got = [await asyncio.to_thread(again.recv_multipart) for _ in range(3)]
-        assert [frame[2] for frame in got] == [(1).to_bytes(8, "big"), (2).to_bytes(8, "big"), END]
+        assert [frame[2] for frame in got] == [(1).to_bytes(8, "big"), (2).to_bytes(8, "big"), b"\xff" * 8]
 
     served(work, feed=feed)
 

@@ -1,0 +1,126 @@
+"""PyTorch's CUDA allocator as a server tells it: the numbers of torch.cuda.memory_stats() as JSON, from a URL or a file.
+
+Source: the names of torch.cuda.memory_stats (PyTorch's documentation), which a dict per device holds.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvbench.clock import Clock
+from kvbench.collect import Collector, CollectorError, Emit, Place
+from kvbench.collect.beat import Beat
+from kvbench.core import Event, Sample, Window
+from kvbench.units import Span
+
+PATIENCE: Final = aiohttp.ClientTimeout(total=5)
+BYTES: Final = {
+    "allocated": "allocated_bytes.all.current",
+    "reserved": "reserved_bytes.all.current",
+    "reserved_peak": "reserved_bytes.all.peak",
+    "inactive_split": "inactive_split_bytes.all.current",
+}
+COUNTS: Final = {"alloc_retries_total": "num_alloc_retries", "ooms_total": "num_ooms"}
+
+
+class Allocator(BaseModel):
+    """Memory that PyTorch holds and does not use, and how often it had to give some back before it could go on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    stats: str = Field(
+        description="a URL, or a file that the server rewrites: memory_stats() as JSON, of one device or a list of them"
+    )
+    every: Span = Field(5.0, ge=0.1, description="how often it is read")
+    required: bool = Field(False, description="true: losing it makes the run invalid")
+
+    def build(self, place: Place) -> Collector:
+        return AllocatorCollector(self, place.clock)
+
+
+class AllocatorCollector:
+    """Samples `torch_*` with the label `device`. `torch_fragmentation`: the share of reserved memory that no tensor uses."""
+
+    source = "allocator"
+
+    def __init__(self, spec: Allocator, clock: Clock) -> None:
+        self.spec, self.clock, self.required = spec, clock, spec.required
+        self.beat = Beat(self.source, clock, spec.every, self._read)
+        self._session: aiohttp.ClientSession | None = None
+        self._retries: dict[str, float] = {}
+
+    async def open(self) -> dict[str, Any]:
+        try:
+            devices = await self._ask()
+        except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
+            raise CollectorError(f"no memory_stats at {self.spec.stats}: {error or type(error).__name__}") from None
+        return {"stats": self.spec.stats, "devices": len(devices), "every": self.spec.every}
+
+    def start(self, emit: Emit) -> None:
+        self.emit = emit
+        self.beat.start(emit)
+
+    def tell(self, item: Event | Window) -> None:
+        return
+
+    async def stop(self) -> None:
+        await self.beat.stop()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask(self) -> list[Mapping[str, Any]]:
+        if self.spec.stats.startswith(("http://", "https://")):
+            self._session = self._session or aiohttp.ClientSession(timeout=PATIENCE)
+            async with self._session.get(self.spec.stats) as answer:
+                if answer.status != 200:
+                    raise ValueError(f"HTTP {answer.status}")
+                data = await answer.read()
+        else:
+            data = await asyncio.to_thread(Path(self.spec.stats).read_bytes)
+        said = msgspec.json.decode(data)
+        devices = said if isinstance(said, list) else [said]
+        if not devices or not all(isinstance(each, dict) and any(name in each for name in BYTES.values()) for each in devices):
+            raise ValueError(f"it has none of {', '.join(BYTES.values())}")
+        return devices
+
+    async def _read(self) -> None:
+        try:
+            devices = await self._ask()
+        except (ValueError, aiohttp.ClientError) as error:
+            raise OSError(f"{self.spec.stats}: {error or type(error).__name__}") from None
+        at = self.clock.now()
+        for device, stats in enumerate(devices):
+            labels = {"device": str(device)}
+            for name, value in readings(stats):
+                self.emit(Sample(t=at, name=f"torch_{name}", value=value, source=self.source, labels=labels))
+            self._retried(at, device, stats)
+
+    def _retried(self, at: float, device: int, stats: Mapping[str, Any]) -> None:
+        """An allocation that had to be tried again stops the server while memory is given back: worth an event."""
+        for name in COUNTS.values():
+            value, key = stats.get(name), f"{device}.{name}"
+            if isinstance(value, int):
+                before = self._retries.setdefault(key, value)
+                if value > before:
+                    data = {"source": self.source, "what": name, "device": device, "more": value - before, "total": value}
+                    self.emit(Event(t=at, kind="allocator", data=data))
+                self._retries[key] = value
+
+
+def readings(stats: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+    """(name, value) of one device; None where it is not told."""
+    found = {name: _number(stats.get(key)) for name, key in BYTES.items()}
+    for name, value in found.items():
+        yield f"{name}_bytes", value
+    for name, key in COUNTS.items():
+        yield name, _number(stats.get(key))
+    held, used = found["reserved"], found["allocated"]
+    yield "fragmentation", 1 - used / held if held and used is not None else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
