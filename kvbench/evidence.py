@@ -1,7 +1,7 @@
 """What the verdict looks at and how each of its checks is measured. verdict.py holds the table with the thresholds."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,8 +232,3 @@ def workers_lost(evidence: Evidence) -> Measure:
     if evidence.manifest.get("workers", 1) == 1:
         return Measure(None, 0, "one process: there is none to lose")
     return Measure(sum(event.kind == "worker_lost" for event in evidence.events), evidence.manifest["workers"])
-
-
-def absent(reason: str) -> Callable[[Evidence], Measure]:
-    """A row whose data this version does not collect yet."""
-    return lambda evidence: Measure(None, 0, reason)

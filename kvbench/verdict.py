@@ -15,7 +15,6 @@ from kvbench.counted import count_mismatch, recompute_in_hits, server_requests
 from kvbench.evidence import (
     Evidence,
     Measure,
-    absent,
     client_cpu,
     clock_steps,
     dropped_share,
@@ -28,6 +27,7 @@ from kvbench.evidence import (
     unanswered,
     workers_lost,
 )
+from kvbench.losses import collector_gap, collectors_lost, required_lost, sink_loss
 
 Limit = float | Callable[[Evidence], float] | None
 
@@ -164,8 +164,17 @@ CHECKS: dict[str, Check] = {
         "server's requests beyond ours", "share", server_requests, ">", 0.01, 0.10,
         "someone else loads this server: take it out of rotation"),
     "collector_gap": Check(
-        "longest gap of a collector or sink, in periods", "count", absent("no collector or sink reports its gaps"), ">", 3, None,
-        "look at the collector's own log"),
+        "longest gap of a collector, in periods", "count", collector_gap, ">", 3, None,
+        "readings are missing there: free the machine it runs on, or read less often"),
+    "collectors_lost": Check(
+        "collectors lost", "count", collectors_lost, ">", 0, None,
+        "what it would have told is missing: mend it, or take it out of the scenario"),
+    "required_lost": Check(
+        "required collectors lost", "count", required_lost, ">", None, 0,
+        "the scenario says that the run is worth nothing without it: mend it and run again"),
+    "sink_loss": Check(
+        "points that no database has", "share", sink_loss, ">", 0.0, None,
+        "kvbench export DIR --influx URL --resume delivers them from the run directory"),
     "count_mismatch": Check(
         "client total against server counter", "share", count_mismatch, ">", 0.02, 0.20,
         "one of the two counts is wrong: compare with the server's log"),

@@ -9,13 +9,14 @@ from typer.testing import CliRunner
 from kvbench.cli import app
 from tests.whole import ROOT, Whole, simulated
 
+KILLS = "target.settings.max_preemptions=0"
 FILES = sorted((ROOT / "scenarios/whatif").glob("*.yaml"))
 
 
-def played(name: str, folder: Path, seconds: int) -> Whole:
-    folder = folder / name
+def played(name: str, folder: Path, seconds: int, *sets: str) -> Whole:
+    folder = folder / f"{name}-{len(list(folder.iterdir()))}"
     folder.mkdir()
-    return simulated((ROOT / f"scenarios/whatif/{name}.yaml").read_text(), folder, f"phases.steady.for={seconds}s")
+    return simulated((ROOT / f"scenarios/whatif/{name}.yaml").read_text(), folder, f"phases.steady.for={seconds}s", *sets)
 
 
 def last(run: Whole, name: str) -> float:
@@ -45,6 +46,23 @@ def test_a_sharing_takes_less_memory(tmp_path: Path) -> None:
     assert of(alone, "engine", "hit_rate", "value") < 0.01
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", ["equal", "mixed"])
+def test_c_requests_fail_under_round_robin_and_not_under_load_aware(tmp_path: Path, nodes: str) -> None:
+    turns, aware = (played(f"c-{nodes}-{router}", tmp_path, 90, KILLS) for router in ("round-robin", "load-aware"))
+    assert last(turns, "oom_rate") == of(turns, "outcomes", "failed_by_class", "oom") / of(turns, "outcomes", "offered") > 0.03
+    assert last(aware, "oom_rate") <= 0.001
+    assert of(turns, "outcomes", "failed_by_class").keys() == {"oom"}
+
+
+@pytest.mark.slow
+def test_d_reserving_fills_memory_and_delays_first_tokens(tmp_path: Path) -> None:
+    demand, ahead = (played("d-dynamic", tmp_path, 60, *sets) for sets in (("target.settings.preallocate=null",), ()))
+    assert of(ahead, "engine", "kv_usage", "mean") > of(demand, "engine", "kv_usage", "mean") + 0.05
+    assert last(ahead, "preemptions_total") < 0.5 * last(demand, "preemptions_total")
+    assert of(ahead, "latency", "ttft", "mean") > 1.5 * of(demand, "latency", "ttft", "mean")
+
+
 def test_f_delta_writes_less_for_the_same_conversations(tmp_path: Path) -> None:
     delta, whole = played("f-delta", tmp_path, 60), played("f-whole", tmp_path, 60)
     assert of(delta, "outcomes", "ok") == of(whole, "outcomes", "ok") > 50
@@ -56,6 +74,17 @@ def test_h_apart_decodes_evenly_and_answers_later(tmp_path: Path) -> None:
     mixed, split = played("h-mixed", tmp_path, 15), played("h-split", tmp_path, 15)
     assert of(split, "latency", "tpot", "p50") < 0.85 * of(mixed, "latency", "tpot", "p50")
     assert of(split, "latency", "ttft", "p50") > of(mixed, "latency", "ttft", "p50")
+
+
+def test_j_what_waits_in_an_engine_that_preempts_fails_in_one_that_does_not(tmp_path: Path) -> None:
+    """48 GB of KV are asked for where 16 fit: a fifth of the requests fail, two thirds where all are let in at once, and nobody
+    with an answer reserved at admission, in two devices more, or where requests may be preempted once."""
+    chunk = ("target.settings.admission=chunk", "target.settings.max_num_batched_tokens=2048")
+    failed = {
+        sets: of(played("j-llama", tmp_path, 600, *sets), "outcomes", "failed")
+        for sets in ((KILLS,), (KILLS, *chunk), (KILLS, "target.settings.preallocate=90%"), ("target.settings.max_preemptions=1",))
+    }
+    assert list(failed.values()) == [3, 10, 0, 0]
 
 
 @pytest.mark.slow

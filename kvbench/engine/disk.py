@@ -74,7 +74,7 @@ class Disk:
             lock.close()
             raise ValueError(f"{str(self.folder)!r} is in use by another run: each needs a directory of its own") from None
         try:
-            for path in sorted(self.folder.glob("segment-*.kv")):
+            for path in sorted(self.folder.glob(f"segment-{'[0-9]' * 12}.kv")):  # whatever else lies there is not ours
                 self._scan(int(path.stem.partition("-")[2]), path)
         except OSError as error:
             lock.close()

@@ -148,8 +148,8 @@ def _scale(codec: Codec | None, model: Model) -> float:
 
 def _spans(spec: LayersSpec, layers: int) -> list[tuple[int, int]]:
     spans = [one.span(layers) for one in spec.groups]
-    covered = [layer for first, last in spans for layer in range(first, last + 1)]
-    if any(first > last for first, last in spans) or covered != list(range(1, layers + 1)):
+    begins = [1, *(last + 1 for _, last in spans)]
+    if any(first > last for first, last in spans) or [*(first for first, _ in spans), layers + 1] != begins:
         told = ", ".join(one.layers for one in spec.groups)
         raise ValueError(f"groups {told}: each of the model's {layers} layers is in one group, in order, counted from 1")
     return spans

@@ -174,7 +174,7 @@ class Node:
         for sequence in self.engine.batch.running:
             self.cache.release(sequence.holding, sequence.computed)
         for pool in self.cache.pools:
-            pool.clear()
+            pool.lose()
         if self.cache.tape is not None:
             self.cache.tape.note("reset", None)
         self.engine.close()  # its real files are the next engine's

@@ -118,8 +118,7 @@ class Pool:
         return taken
 
     def _evict(self) -> int:
-        key = self._victim()
-        block = self._drop(key)
+        block = self._drop(key := self._victim())
         self.evicted += 1
         if self.tape is not None:
             self.tape.note("evict", key, self.group, -1, block)
@@ -241,7 +240,7 @@ class Pool:
             self._collect()
 
     def pin(self, count: int) -> None:
-        """Take `count` blocks away until `unpin(count)`: free ones now, the others as they are released, before anyone else."""
+        """Take `count` blocks away until `unpin(count)`: free ones now, others as they are released, before anyone else."""
         self._claimed += count
         self._collect()
 
@@ -260,6 +259,13 @@ class Pool:
         for block in blocks:
             self._refs[block] += 1
             self._lost[block] += 1
+
+    def lose(self) -> None:
+        """The device is gone, no sequence holds anything any more: faults let go of theirs, and all content is forgotten."""
+        gone = [*self._held, *self._lost.elements()]
+        self._claimed, self._held, self._lost = 0, [], Counter()
+        self.release(gone)
+        self.clear()
 
     @property
     def leaked(self) -> int:

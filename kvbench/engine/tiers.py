@@ -68,6 +68,8 @@ class Ssd(TierSpec):
     @field_validator("real")
     @classmethod
     def _beside(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("is empty: name a directory for the files")
         return value if value is None else str(Path(str((info.context or {}).get("folder") or "."), value).expanduser())
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from kvbench import units
-from kvbench.report import accesses, baseline_rows, chart, loops, outcome, render
+from kvbench.report import accesses, baseline_rows, chart, loops, outcome, render, telemetry
 from kvbench.report.files import RunFiles
 from kvbench.report.intervals import STATISTICS
 
@@ -40,6 +40,7 @@ def page(summary: Mapping[str, Any], files: RunFiles) -> str:
         _section("Classes and phases", _groups(summary)),
         _section("Baseline", _baseline(summary)),
         _section("KV cache, block by block", _table((), accesses.rows(summary["cache"]), "text")),
+        _section("Telemetry", _table((), telemetry.rows(summary["telemetry"]), "text")),
         _section("Control", _control(summary)),
         _section("Load level", _levels(summary)),
         _section("Watch", _watch(summary)),

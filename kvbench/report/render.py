@@ -12,7 +12,7 @@ from rich.text import Text
 from kvbench import units
 from kvbench.core import LEFT, STAYED
 from kvbench.metrics.names import QUANTILES
-from kvbench.report import accesses, baseline_rows, energy, loops, outcome
+from kvbench.report import accesses, baseline_rows, energy, loops, outcome, telemetry
 from kvbench.report.text import block, columns, count, number, pairs, plain
 from kvbench.verdict import amount
 
@@ -24,7 +24,7 @@ MOST_ROWS = 12  # of phases, classes or epochs; summary.json has all
 NARROW = ("p50", "p90", "p99", "p999", "max")  # statistics that fit 80 columns beside n and mean
 REAL = {  # checks that virtual time on the embedded engine has nothing for
     "loop_lag_p99", "client_cpu", "clock_steps", "workers_lost",
-    "server_requests", "count_mismatch", "recompute_in_hits", "collector_gap",
+    "server_requests", "count_mismatch", "recompute_in_hits", "collector_gap", "collectors_lost", "required_lost",
 }  # fmt: skip
 WIDE = ("min", "p50", "p90", "p95", "p99", "p999", "max")
 
@@ -39,6 +39,7 @@ def terminal(summary: Mapping[str, Any], console: Console) -> None:
         groups,
         throughput,
         cache,
+        telemetry.shown,
         baseline_rows.baseline,
         *loops.BLOCKS,
         budgets,

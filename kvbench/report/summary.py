@@ -20,6 +20,7 @@ from kvbench.report.latency import Cohort
 from kvbench.report.levels import levels
 from kvbench.report.phases import Headline, Phase, headline, phases
 from kvbench.report.snapshots import snapshots
+from kvbench.report.telemetry import telemetry
 from kvbench.report.watched import watched
 from kvbench.stop import Rule
 from kvbench.verdict import judge
@@ -55,6 +56,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "server": server.server(files),
         "cache": accesses(files),
         "energy": _energy(files, head, arrivals, rates),
+        "telemetry": telemetry(files),
         "first_uses": first_uses.table(files, apart, seed),
         "features": features(head.records),
         "classes": _classes(cohort, files, seed),

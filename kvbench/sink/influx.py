@@ -185,7 +185,6 @@ class InfluxSink:
             await asyncio.sleep(0)
         sender.abandon()
         if sender.ended(_SLICE):  # else it is in a write, and ends with this process
-            sender.database.close()
             if self.told()["complete"]:
                 self.spool.clear()
             self.spool.release()

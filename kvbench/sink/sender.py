@@ -18,7 +18,7 @@ _DROPPED = re.compile(r"dropped=(\d+)")
 
 
 class Sender:
-    """`offer` lines, then `end`. After that, or when stopped: `remaining` lines are not delivered.
+    """`offer` lines, then `end`; it closes the database. After that, or when stopped: `remaining` lines are not delivered.
 
     lost: lines that a full or hanging disk did not take. halted: why nothing more is sent ("" while there is hope); lines
     still go to the disk then. notes: what a person should know, once each.
@@ -86,6 +86,8 @@ class Sender:
             self._keep()
         except OSError as error:  # the spool's own files went away
             self._halt(f"the spool {self.spool.directory} cannot be used: {error.strerror or error}")
+        finally:
+            self.database.close()
 
     def _keep(self) -> None:
         """What was offered goes to the disk."""

@@ -174,6 +174,19 @@ def test_the_next_turn_finds_the_answer_of_the_one_before() -> None:
     assert log.done[8].cached == 16  # 8 + 9 tokens, the last of which was sampled but never computed
 
 
+@pytest.mark.parametrize(("least", "cached"), [(0, 8), (8, 8), (9, 0)])
+def test_content_of_short_sequences_is_not_kept(least: int, cached: int) -> None:
+    built = by_second(retain_tokens=least)
+    built.submit(Job(0, ((1, 8),), 1), 0.0)  # 8 tokens are computed
+    built.submit(Job(1, ((2, 12),), 1), 0.0)
+    built.advance(10.0)
+    built.submit(Job(2, ((1, 8), (3, 5)), 1), 10.0)
+    built.submit(Job(3, ((2, 12), (4, 5)), 1), 10.0)
+    log = Log().run(built)
+    assert (log.done[2].cached, log.done[3].cached) == (cached, 12)
+    built.check()
+
+
 def test_choices_share_the_prompt_and_count_once() -> None:
     built = by_second()
     built.submit(job(0, 8, 3, n=2), 0.0)

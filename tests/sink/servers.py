@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,7 @@ class Rude:
     def __init__(self, script: Any = None, delay: float = 0.0) -> None:
         self.script, self.delay = script, delay
         self.lines: list[str] = []
+        self.connections: list[socket.socket] = []
         self.posts: list[tuple[float, str, dict[str, str], list[str]]] = []  # (when, path, headers, lines)
 
     def __enter__(self) -> "Rude":
@@ -153,6 +154,10 @@ class Rude:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                rude.connections.append(self.connection)
 
             def do_POST(self) -> None:
                 lines = self.rfile.read(int(self.headers["Content-Length"])).decode().splitlines()
@@ -184,3 +189,6 @@ class Rude:
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,64 @@
+"""What collectors and sinks missed, as the verdict measures it: gaps in readings, lost sources, points not delivered."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvbench import units
+from kvbench.core import Event
+from kvbench.evidence import Evidence, Measure
+
+
+def hired(evidence: Evidence) -> list[Mapping[str, Any]]:
+    """The collectors of the run, as the manifest tells of them."""
+    return list(evidence.manifest.get("collectors") or ())
+
+
+def collector_gap(evidence: Evidence) -> Measure:
+    """The longest silence of a polling collector, in its own periods."""
+    gaps = list(_said(evidence, "gap"))
+    if not hired(evidence):
+        return Measure(None, 0, "none was asked for")
+    if not gaps:
+        return Measure(0.0, len(hired(evidence)))
+    worst = max(gaps, key=lambda event: float(event.data.get("periods") or 0))
+    start, end = (units.duration(worst.data.get(edge)) for edge in ("start", "end"))
+    note = f"{worst.data.get('source')}, from {start} to {end}" + (f": {why}" if (why := worst.data.get("reason")) else "")
+    return Measure(float(worst.data.get("periods") or 0), len(gaps), note=note)
+
+
+def collectors_lost(evidence: Evidence) -> Measure:
+    """Collectors that could not begin, or stopped for good."""
+    return _lost(evidence, required=False)
+
+
+def required_lost(evidence: Evidence) -> Measure:
+    """The same of those that the scenario requires."""
+    return _lost(evidence, required=True)
+
+
+def _lost(evidence: Evidence, required: bool) -> Measure:
+    crew = [told for told in hired(evidence) if bool(told.get("required")) is required]
+    if not crew:
+        return Measure(None, 0, "none was asked for")
+    why = {str(told.get("source")): str(told["error"]) for told in crew if told.get("error")}
+    sources = {told.get("source") for told in crew}
+    why |= {str(e.data["source"]): str(e.data.get("reason")) for e in _said(evidence, "lost") if e.data.get("source") in sources}
+    return Measure(len(why), len(crew), note="; ".join(f"{source}: {reason}" for source, reason in why.items()))
+
+
+def sink_loss(evidence: Evidence) -> Measure:
+    """Points that a sink was given and no database has, as a share, the worst sink."""
+    told = [event.data for event in evidence.events if event.kind == "sink"]
+    if not evidence.scenario.get("sinks"):
+        return Measure(None, 0, "none was asked for")
+    if not told:
+        return Measure(None, 0, "the run ended before its sinks were closed: kvbench export --resume delivers the rest")
+    shares = [(1 - (data.get("delivered") or 0) / data["points"], data) for data in told if data.get("points")]
+    if not shares:
+        return Measure(0.0, 0)
+    share, worst = max(shares, key=lambda pair: pair[0])
+    return Measure(max(0.0, share), int(worst["points"]), note=" ".join(worst.get("notes") or ()) if share > 0 else "")
+
+
+def _said(evidence: Evidence, state: str) -> Iterator[Event]:
+    return (event for event in evidence.events if event.kind == "collector" and event.data.get("state") == state)
