@@ -37,7 +37,7 @@ test-all: $(TEST_STAMP)  ## the slow tests too
 	$(PYTEST) -m "not real and not alone" -n 2 --dist worksteal -q
 	$(PYTEST) -m "alone and not real" -q
 
-test-real: $(TEST_STAMP)  ## against a real vLLM (installs it and a small model into .venv-real: about 10 minutes)
+test-real: $(TEST_STAMP)  ## against a real vLLM, and with vLLM's and GuideLLM's clients (all into .venv-real: about 10 minutes)
 	PYTHON=$(PYTHON) sh .ci/real_server.sh run $(PYTEST) -m real -q
 
 check: $(TEST_STAMP)  ## formatting, lint, types

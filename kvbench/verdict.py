@@ -43,6 +43,7 @@ class Check:
     degraded: Limit
     invalid: Limit
     advice: str
+    embedded: str = ""  # the advice where the target is the embedded engine, if it is another
 
 
 def judge(evidence: Evidence) -> dict[str, Any]:
@@ -101,7 +102,8 @@ def _row(name: str, check: Check, evidence: Evidence) -> dict[str, Any]:
     limit = f", {beyond} {amount(limits[crossed[0]], check.unit)}" if crossed else ""
     beside = f"; {found.note}" if found.note else ""
     row["text"] = f"{check.title}: {amount(found.value, check.unit)}{limit}{beside}"
-    row["advice"] = check.advice if crossed else None
+    embedded = (evidence.scenario.get("target") or {}).get("kind") == "sim" and check.embedded
+    row["advice"] = (embedded or check.advice) if crossed else None
     return row
 
 
@@ -156,7 +158,9 @@ CHECKS: dict[str, Check] = {
         "older, and the server hangs"),
     "prefix_hits": Check(
         "prefix hits of first requests", "share", prefix_hits, ">=", 0.01, 0.10,
-        "the cache was not cold: empty it before the run (target.reset), restart the server, or keep the nonce on"),
+        "the cache was not cold: empty it before the run (target.reset), restart the server, or keep the nonce on",
+        "the engine starts empty, so these found what this run had put there, or files of an earlier one: keep the nonce on, and "
+        "give target.tiers.ssd.real a directory of its own"),
     "resets_unconfirmed": Check(
         "cache resets not confirmed", "count", resets_unconfirmed, ">", 0, None,
         "nothing shows that the cache was emptied: ask for cached tokens in the answers, or restart the server"),

@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "control": {"core", "clock", "units"},
     "control.policy": {"core", "units", "profile"},
     "target": {"core", "clock", "units"},
+    "target.overheard": {"core", "collect"},
     "target.sim": {"core", "clock", "units", "engine", "profile"},
     "sink": {"core", "clock", "units", "metrics.names", "metrics.request"},
     "replay": {"core", "clock", "report", "sink"},

@@ -175,6 +175,29 @@ def test_g01_prefix_hits_of_requests_that_should_find_nothing() -> None:
     assert level("prefix_hits", records=records(240), manifest=off) is None
 
 
+def test_of_requests_sent_at_one_instant_the_first_to_be_served_should_find_nothing() -> None:
+    """Closed load begins with all users at once, and short answers are filed first: neither order is that of the engine."""
+    starts = [record(k, 0.0, ttft=0.1 + 0.01 * (k % 4), group=k // 4, cached=0 if k % 4 == 0 else 200) for k in range(200)]
+    assert level("prefix_hits", records=starts[::-1]) == "OK"
+    together = [record(k, 0.0, group=k // 4, cached=0 if k % 4 == 0 else 200) for k in range(200)]  # one step served them all
+    assert level("prefix_hits", records=together[::-1]) == "OK"
+    warm = [record(k, 0.0, ttft=0.1 + 0.01 * (k % 4), group=k // 4, cached=200) for k in range(200)]
+    assert level("prefix_hits", records=warm) == "INVALID"
+    unserved = [lost(1000 + k, 0.0, "timeout", group=k) for k in range(50)]
+    assert level("prefix_hits", records=[*unserved, *starts]) == "OK"  # who was never served has not filled the cache
+
+
+def test_nobody_is_told_to_reset_or_restart_the_embedded_engine() -> None:
+    def said(kind: str) -> str:
+        manifest = {"clock": "virtual", "nonce": 1, "scenario": {"target": {"kind": kind}}}
+        records = [record(k, k * 0.05, cached=200) for k in range(2000)]
+        rows = {row["check"]: row for row in judge(evidence(records=records, manifest=manifest))["checks"]}
+        return str(rows["prefix_hits"]["advice"])
+
+    assert "target.reset" in said("http") and "restart" in said("http")
+    assert "reset" not in said("sim") and "restart" not in said("sim") and "nonce" in said("sim")
+
+
 def test_a_chat_template_is_no_warm_cache() -> None:
     records = [record(k, k * 0.05, cached=16, n_in=277) for k in range(2000)]  # 256 asked; 16 of the template's 21 tokens found
     assert level("prefix_hits", records=records) == "OK"

@@ -63,6 +63,25 @@ def test_d_reserving_fills_memory_and_delays_first_tokens(tmp_path: Path) -> Non
     assert of(ahead, "latency", "ttft", "mean") > 1.5 * of(demand, "latency", "ttft", "mean")
 
 
+@pytest.mark.slow
+def test_b_short_sequences_are_worse_off_with_a_sparse_plan(tmp_path: Path) -> None:
+    """Below 512 tokens layers 13-32 are raw, in a pool that was cut for an eighth of it."""
+    short = ("prompt.median=150", "prompt.min=32", "prompt.max=200", "output.min=100", "output.max=300", "arrivals.rate=18/s")
+    sets = [f"workload.{one}" for one in short]
+    plain, codecs = played("b-plain", tmp_path, 20, *sets), played("b-codecs", tmp_path, 20, *sets)
+    assert last(plain, "preemptions_total") == 0 < last(codecs, "preemptions_total")
+    assert of(codecs, "latency", "ttft", "mean") > 2 * of(plain, "latency", "ttft", "mean")
+
+
+def test_e_encoding_in_the_background_takes_less_memory_and_no_step_waits_for_it(tmp_path: Path) -> None:
+    ways = [played(name, tmp_path, 10) for name in ("e-sync", "e-async")]
+    peaks = [last(run, "kv_peak_bytes") for run in ways]
+    assert 0.75 * peaks[0] < peaks[1] < 0.95 * peaks[0]
+    assert of(ways[1], "latency", "tpot", "p50") < of(ways[0], "latency", "tpot", "p50")
+    most = [max(float(line["value"]) for line in run.lines("samples.jsonl") if line["name"] == "staged_bytes") for run in ways]
+    assert most[0] > 30 * most[1] > 0  # a chunk in 32 layers, and in one
+
+
 def test_f_delta_writes_less_for_the_same_conversations(tmp_path: Path) -> None:
     delta, whole = played("f-delta", tmp_path, 60), played("f-whole", tmp_path, 60)
     assert of(delta, "outcomes", "ok") == of(whole, "outcomes", "ok") > 50
@@ -81,8 +100,13 @@ def test_j_what_waits_in_an_engine_that_preempts_fails_in_one_that_does_not(tmp_
     with an answer reserved at admission, in two devices more, or where requests may be preempted once."""
     chunk = ("target.settings.admission=chunk", "target.settings.max_num_batched_tokens=2048")
     failed = {
-        sets: of(played("j-llama", tmp_path, 600, *sets), "outcomes", "failed")
-        for sets in ((KILLS,), (KILLS, *chunk), (KILLS, "target.settings.preallocate=90%"), ("target.settings.max_preemptions=1",))
+        sets: of(played("j-llama", tmp_path, 5, *sets), "outcomes", "failed")
+        for sets in (
+            (KILLS,),
+            (KILLS, *chunk),
+            (KILLS, "target.settings.preallocate=90%"),
+            ("target.settings.max_preemptions=1",),
+        )
     }
     assert list(failed.values()) == [3, 10, 0, 0]
 

@@ -14,6 +14,7 @@ from kvbench.cli.curve import curve
 from kvbench.cli.doctor import doctor
 from kvbench.cli.export import export
 from kvbench.cli.laws import laws
+from kvbench.cli.metrics import metrics
 from kvbench.cli.report import report
 from kvbench.cli.run import run
 from kvbench.cli.schema import schema
@@ -53,6 +54,7 @@ app.command()(schema)
 app.command()(report)
 app.command()(export)
 app.command()(doctor)
+app.command()(metrics)
 app.command()(size)
 app.command()(serve)
 app.add_typer(trace, name="trace")

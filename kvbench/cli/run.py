@@ -107,6 +107,7 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
     from kvbench.endpoint import Http
     from kvbench.run import Run, Setup
     from kvbench.sink.console import GONE, VIEWS
+    from kvbench.target.overheard import Overheard
 
     clock = Clock(asyncio.get_running_loop())
     opened = await _open(scenario, clock)
@@ -117,7 +118,7 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
         planned = baseline.planned(scenario, opened.facts)
         opened.facts["warnings"] = [*opened.facts.get("warnings", ()), *baseline.overlong(scenario, opened.facts)]
         path = journal.create(Path(scenario.out), scenario.name, wall_time())
-        crew = await _open_crew(scenario, Place(clock, path, urls, opened.facts))
+        crew = await _open_crew(scenario, Place(clock, path, urls, opened.facts, prompt=opened.prompt))
         sinks = await _open_sinks(scenario, path, opened.facts, crew)
     except BaseException:
         await opened.target.aclose()
@@ -125,8 +126,9 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
     opened.facts["warnings"] += [f"collector {told['source']}: {told['error']}" for told in crew.facts if told["error"]]
     view = VIEWS["quiet" if quiet else "live" if console.is_terminal else "plain"](console, len(phases), wall_time)
     setup = Setup(
-        target=opened.target, phases=phases, controls=compose.build_controls(scenario, phases), view=view, crew=crew, sinks=sinks,
-        length=scenario.windows.length, slide=scenario.windows.slide, slos=compose.build_slos(scenario),
+        target=Overheard(opened.target, crew.listeners) if crew.listeners else opened.target, phases=phases, crew=crew, sinks=sinks,
+        controls=compose.build_controls(scenario, phases), view=view, length=scenario.windows.length, slide=scenario.windows.slide,
+        slos=compose.build_slos(scenario),
     )  # fmt: skip
     log = journal.Journal(path)
     log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv) | {"baseline": planned, "collectors": crew.facts})

@@ -28,6 +28,10 @@ Events = Annotated[
     ),
 ]
 Replay = Annotated[str | None, typer.Option("--kv-replay", metavar="ENDPOINT", help="Answer who missed some of them.")]
+CacheLog = Annotated[
+    Path | None,
+    typer.Option("--cache-log", metavar="FILE", help="Keep every look-up and change of the KV cache there, as a line."),
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn: refusals, some eviction policies.")]
 
 
@@ -44,6 +48,7 @@ def serve(
     tokenizer: Tokenizer = None,
     kv_events: Events = None,
     kv_replay: Replay = None,
+    cache_log: CacheLog = None,
     seed: Seed = 0,
 ) -> None:
     """Serve the embedded engine over HTTP: OpenAI's API, vLLM's errors and metrics. Ends with 130 on SIGINT, 143 on SIGTERM.
@@ -59,7 +64,7 @@ def serve(
         spec = _target(scenario, {"model": model, "hardware": hardware, "engine": engine}, set_, nodes)
         factor = _factor(speed)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_run(spec, seed, factor, host, port, tokenizer, (kv_events, kv_replay)))
+            code = runner.run(_run(spec, seed, factor, host, port, tokenizer, (kv_events, kv_replay), cache_log))
     except (ValueError, OSError) as error:
         typer.echo(f"kvbench serve: {error}", err=True)
         raise typer.Exit(2) from None
@@ -97,7 +102,14 @@ def _factor(speed: str) -> float:
 
 
 async def _run(
-    spec: "Sim", seed: int, speed: float, host: str, port: int, tokenizer: Path | None, events: tuple[str | None, str | None]
+    spec: "Sim",
+    seed: int,
+    speed: float,
+    host: str,
+    port: int,
+    tokenizer: Path | None,
+    events: tuple[str | None, str | None],
+    cache_log: Path | None,
 ) -> int:
     """Serve until a signal comes. Returns its exit code."""
     import asyncio
@@ -110,7 +122,7 @@ async def _run(
     ear = Ear(lambda number: done.set())
     for number in ending():
         loop.add_signal_handler(number, ear.hear, number)
-    server = _build(spec, seed, speed, clock, tokenizer, events)
+    server = _build(spec, seed, speed, clock, tokenizer, events, cache_log)
     try:
         bound = await server.listen(host, port)
         clock.start()
@@ -123,13 +135,21 @@ async def _run(
 
 
 def _build(
-    spec: "Sim", seed: int, speed: float, clock: "Clock", tokenizer: Path | None, events: tuple[str | None, str | None]
+    spec: "Sim",
+    seed: int,
+    speed: float,
+    clock: "Clock",
+    tokenizer: Path | None,
+    events: tuple[str | None, str | None],
+    cache_log: Path | None,
 ) -> "Server":
     from kvbench.compose import build_machine
+    from kvbench.engine.log import Log
     from kvbench.engine.tape import Access
     from kvbench.profile import layout
     from kvbench.serve.app import Feed, Server
     from kvbench.serve.events import Ledger, Publisher
+    from kvbench.serve.kept import Kept
     from kvbench.serve.tokens import Plain, Real
 
     endpoint, replay = events
@@ -149,4 +169,7 @@ def _build(
         feed = Feed(ledgers, Publisher(endpoint, replay, "", clock.loop.add_reader, clock.loop.remove_reader))
         listeners = [hear]
     tokens = Real(tokenizer) if tokenizer is not None else Plain()
-    return Server(build_machine(spec, seed, listeners), clock, tokens, spec.model, speed, feed)
+    log = Log(spec.cache_log or 1.0) if cache_log is not None else None
+    machine = build_machine(spec, seed, [*listeners, log] if log is not None else listeners)
+    kept = Kept(cache_log, log, clock) if cache_log is not None and log is not None else None
+    return Server(machine, clock, tokens, spec.model, speed, feed, kept)

@@ -7,10 +7,10 @@ its clock starts, tells them of its events and windows, and stops them when the 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from kvbench.clock import Clock
-from kvbench.core import CacheAccess, Event, Sample, Window
+from kvbench.core import CacheAccess, Event, Record, Request, Sample, Window
 
 Emit = Callable[[Sample | Event | CacheAccess], None]
 """Called on the loop's thread only. A sample without labels whose name metrics/names.py has goes into the windows, so that laws,
@@ -31,6 +31,7 @@ class Place:
     facts: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)  # what the target is asked with; never recorded
     server_log: Path | None = None  # the output of a server that the run launched itself
+    prompt: Callable[[Request], Sequence[int] | None] = lambda _: None  # a request's token ids, where they are known exactly
 
 
 class Collector(Protocol):
@@ -50,3 +51,11 @@ class Collector(Protocol):
 
     async def stop(self) -> None:
         """The last request is over, or nothing was started: emit the last readings, and free everything, within 10 s."""
+
+
+@runtime_checkable
+class Listener(Protocol):
+    """A collector that also hears of each request: `began` before it is sent, `ended` when it is over, by whatever outcome."""
+
+    def began(self, request: Request, record: Record) -> None: ...
+    def ended(self, request: Request, record: Record) -> None: ...

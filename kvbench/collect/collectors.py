@@ -4,7 +4,14 @@ from typing import Any
 
 from kvbench.collect.allocator import Allocator
 from kvbench.collect.host import Host
+from kvbench.collect.kvevents import KvEvents
 from kvbench.collect.prometheus import Prometheus
 from kvbench.collect.serverlog import ServerLog
 
-COLLECTORS: dict[str, type[Any]] = {"allocator": Allocator, "host": Host, "prometheus": Prometheus, "server_log": ServerLog}
+COLLECTORS: dict[str, type[Any]] = {
+    "allocator": Allocator,
+    "host": Host,
+    "kv_events": KvEvents,
+    "prometheus": Prometheus,
+    "server_log": ServerLog,
+}

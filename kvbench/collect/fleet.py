@@ -37,22 +37,22 @@ class Source(NamedTuple):
 
 
 def sources(page: Page) -> dict[str, Source]:
-    """What a page says, by meaning: the first server of the map, and the newest of its names, that the page has."""
+    """What a page says, by meaning: the first server of the map, and the newest of its names, that the page has. Series go before
+    a mere declaration: a counter with labels has none before it first counts."""
     found: dict[str, Source] = {}
     for server, meanings in SERVERS.items():
         for meaning, ways in meanings.items():
-            way = next((way for way in ways if _there(meaning, way, page)), None)
+            way = next((way for way in ways if _has_series(meaning, way, page)), None)
+            if way is None and MEANINGS[meaning].kind == "counter":
+                way = next((way for way in ways if all(page.has(name) for name in way.names())), None)
             if way is not None:
                 found.setdefault(meaning, Source(server, way))
     return found
 
 
-def _there(meaning: str, way: Way, page: Page) -> bool:
-    kind = MEANINGS[meaning].kind
-    if kind == "histogram":
+def _has_series(meaning: str, way: Way, page: Page) -> bool:
+    if MEANINGS[meaning].kind == "histogram":
         return f"{way.add[0]}_count" in page.rows
-    if kind == "counter":
-        return all(page.has(name) for name in way.add) and (not way.times or way.times in page.rows)
     return all(name in page.rows for name in way.names())
 
 
@@ -102,7 +102,7 @@ class Fleet:
         for engine, top in tops.items():
             bottom = bottoms.get(engine) if way.over else 1.0
             value = top / bottom * way.scale if bottom else None
-            if value is not None and (math.isnan(value) or (MEANINGS[meaning].unit == "share" and not 0 <= value <= 1 + 1e-9)):
+            if value is not None and not (math.isfinite(value) and (MEANINGS[meaning].unit != "share" or 0 <= value <= 1 + 1e-9)):
                 self._out_of_range(meaning, value)
                 value = None
             found[engine] = value

@@ -19,6 +19,10 @@ UNANSWERED = (aiohttp.ClientError, OSError, TimeoutError)
 HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity", "User-Agent": "kvbench"}
 
 
+class NoPageError(OSError):
+    """Something answers, but not with a page of metrics."""
+
+
 class Scraped(NamedTuple):
     """A page as it was at `at`, halfway between request and answer, which lie `took` apart. `held`: the longest that reading it
     kept the loop from anything else."""
@@ -35,24 +39,28 @@ class Scrape:
     def __init__(self, session: aiohttp.ClientSession, url: str, clock: Clock, patience: Seconds, headers: Headers) -> None:
         self.session, self.url, self.clock, self.patience, self.headers = session, url, clock, patience, headers
 
-    async def read(self, reader: Reader) -> Scraped:
-        """Raises OSError, with a text for the user, where the page does not come or is none."""
-        asked = self.clock.now()
+    async def fetch(self) -> list[bytes]:
+        """The page as it comes. Raises OSError, with a text for the user; NoPageError where something else was answered."""
         try:
             async with asyncio.timeout(self.patience), self._ask() as answer:
                 if answer.status != 200:
-                    raise OSError(f"{self.url} answers {answer.status}")
-                parts = await _parts(answer)
+                    raise NoPageError(f"{self.url} answers {answer.status}")
+                return await _parts(answer)
         except TimeoutError:
             raise OSError(f"{self.url}: no page within {self.patience:g} s") from None
         except aiohttp.ClientError as error:
             raise OSError(f"{self.url}: {error or type(error).__name__}") from None
+
+    async def read(self, reader: Reader) -> Scraped:
+        """The same, read."""
+        asked = self.clock.now()
+        parts = await self.fetch()
         came = self.clock.now()
         page = Page()
         try:
             held = await unhurried(reader.reading(parts, page))
         except NotAPageError as error:
-            raise OSError(f"{self.url}: {error}") from None
+            raise NoPageError(f"{self.url}: {error}") from None
         return Scraped(page, (asked + came) / 2, came - asked, held)
 
     def _ask(self) -> Any:

@@ -38,11 +38,15 @@ class _Place(NamedTuple):
 class Disk:
     """Blocks in `folder`, up to `capacity` bytes of payload. `stopwatch` tells real nanoseconds: for MB/s, and nothing else.
 
-    ValueError where the folder cannot be made, written or locked: one process at a time.
+    `holds`: whose KV the blocks are. Keys name content, and the KV of one content is another in another model.
+
+    ValueError where the folder cannot be made, written or locked (one process at a time), or holds something else.
     """
 
-    def __init__(self, folder: Path, capacity: float, stopwatch: Callable[[], Nanos], segment: int = SEGMENT) -> None:
-        self.folder, self.capacity = folder, capacity
+    def __init__(
+        self, folder: Path, capacity: float, stopwatch: Callable[[], Nanos], segment: int = SEGMENT, holds: str = ""
+    ) -> None:
+        self.folder, self.capacity, self.holds = folder, capacity, holds
         self.segment = int(min(segment, max(1, capacity // 4)))
         self.stopped = ""  # why it takes no more writes
         self.torn = self.damaged = 0  # tails cut off, and blocks that were not what was written
@@ -74,12 +78,29 @@ class Disk:
             lock.close()
             raise ValueError(f"{str(self.folder)!r} is in use by another run: each needs a directory of its own") from None
         try:
-            for path in sorted(self.folder.glob(f"segment-{'[0-9]' * 12}.kv")):  # whatever else lies there is not ours
+            paths = sorted(self.folder.glob(f"segment-{'[0-9]' * 12}.kv"))  # whatever else lies there is not ours
+            self._claim(bool(paths))
+            for path in paths:
                 self._scan(int(path.stem.partition("-")[2]), path)
+        except ValueError:
+            lock.close()
+            raise
         except OSError as error:
             lock.close()
             raise ValueError(f"{str(self.folder)!r} cannot be read: {error.strerror}") from None
         return lock
+
+    def _claim(self, used: bool) -> None:
+        """Say whose blocks these are. ValueError where there are some of another kind already."""
+        told = self.folder / "holds"
+        found = told.read_text(errors="replace") if told.is_file() else ""
+        if used and found != self.holds:
+            raise ValueError(
+                f"{str(self.folder)!r} holds blocks of {found or 'an unknown kind'}, and these are of {self.holds or 'another'}: "
+                "name another directory, or delete that one"
+            )
+        if self.holds:
+            told.write_text(self.holds)
 
     def _path(self, segment: int) -> Path:
         return self.folder / f"segment-{segment:012d}.kv"

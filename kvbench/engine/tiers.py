@@ -13,6 +13,7 @@ from kvbench.engine.admission import Admission, Everything, Frequency, Presence
 from kvbench.engine.cost import COSTS
 from kvbench.engine.disk import Disk
 from kvbench.engine.evict.policies import POLICIES, unknown
+from kvbench.engine.groups import LayersSpec
 from kvbench.engine.hierarchy import Hierarchy, Rules
 from kvbench.engine.level import Level
 from kvbench.engine.stack import Stack
@@ -177,11 +178,19 @@ def computing(cost: Cost, budget: int) -> Callable[[int, int], Seconds]:
     return seconds
 
 
+def _kind(model: Model, engine: EngineProfile, layers: LayersSpec | None) -> str:
+    """Whose KV a block is."""
+    groups = layers.groups if layers is not None else []
+    named = [f"layers {one.layers}: {one.codec or 'plain'}, {one.block or engine.block} tokens" for one in groups]
+    return "; ".join([f"{model.name}, {engine.block} tokens a block", *named])
+
+
 def build_below(
     spec: TiersSpec, model: Model, hardware: Hardware, engine: EngineProfile, stopwatch: Callable[[], Nanos],
-    seed: int = 0, tape: Tape | None = None, node: str = "",
+    seed: int = 0, tape: Tape | None = None, node: str = "", layers: LayersSpec | None = None,
 ) -> Hierarchy | None:  # fmt: skip
-    """The tiers under one engine; None where all have no room. `node` names its own directory where there are real files.
+    """The tiers under one engine; None where all have no room. `node` names its own directory where there are real files, which
+    say that they are of this model, block size and `layers`.
 
     ValueError where the directory cannot be used.
     """
@@ -199,7 +208,7 @@ def build_below(
                     POLICIES[tier.policy](max(1, int(tier.bytes // block)), seed),
                     spec.backlog,
                     moves=name == "host" and spec.write != "write_through",
-                    disk=None if real is None else Disk(real, tier.bytes, stopwatch),
+                    disk=None if real is None else Disk(real, tier.bytes, stopwatch, holds=_kind(model, engine, layers)),
                 )
             )
     if not levels:

@@ -137,7 +137,7 @@ METRICS: dict[str, Metric] = {
     "held": Metric("count", "", "requests due and waiting at our gate, at the end of the interval", "low"),
     # gauges of the server or the embedded engine
     "kv_usage": Metric("gauge", "share", "KV blocks referenced by a live request / usable blocks", "low"),
-    "kv_usage_fullest": Metric("gauge", "share", "kv_usage of the fullest of several engines, where kv_usage is their mean", "low"),
+    "kv_usage_fullest": Metric("gauge", "share", "kv_usage of the fullest of several engines; kv_usage is their mean", "low"),
     "cached_share": Metric("gauge", "share", "KV blocks that hold reusable content / usable blocks"),
     "running": Metric("gauge", "", "requests in the server's batch"),
     "waiting": Metric("gauge", "", "requests in the server's queue", "low"),

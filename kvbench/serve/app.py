@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from kvbench import __version__
-from kvbench.clock import Clock, wall_time
+from kvbench.clock import Clock
 from kvbench.core import Seconds
 from kvbench.engine import Machine, Span
 from kvbench.serve import Tokens, asks, shapes
@@ -18,6 +18,7 @@ from kvbench.serve.asks import RefusedError, Said
 from kvbench.serve.content import Contents
 from kvbench.serve.events import Ledger, Publisher
 from kvbench.serve.http import Asked, Connection
+from kvbench.serve.kept import Kept
 from kvbench.serve.pacing import Pace
 from kvbench.serve.page import Page
 from kvbench.serve.replies import Replies, Reply
@@ -61,14 +62,14 @@ class Server:
     """
 
     def __init__(
-        self, machine: Machine, clock: Clock, tokens: Tokens, model: str, speed: float = 1.0, feed: Feed | None = None
-    ) -> None:
+        self, machine: Machine, clock: Clock, tokens: Tokens, model: str, speed: float = 1.0, feed: Feed | None = None,
+        kept: Kept | None = None,
+    ) -> None:  # fmt: skip
         facts = machine.facts()
-        self.machine, self.clock, self.tokens, self.model, self.feed = machine, clock, tokens, model, feed
+        self.machine, self.clock, self.tokens, self.model, self.feed, self.kept = machine, clock, tokens, model, feed, kept
         self.limit: int = facts["max_context"]
-        self._anchor = wall_time() - clock.now()
         self.contents = Contents(facts["block_tokens"])
-        self.page = Page(machine, model, facts, self._anchor)
+        self.page = Page(machine, model, facts, clock.wall)
         self.replies = Replies(machine, self.contents, tokens, self.page, speed)
         self.pace = Pace(machine, clock, speed, self._deliver, self._settled)
         self._alive: set[Connection] = set()
@@ -105,6 +106,8 @@ class Server:
             connection.transport.abort()
         self.pace.close()
         self.machine.close()
+        if self.kept is not None:
+            self.kept.close()
         if self.feed is not None:
             self.feed.publisher.close()
 
@@ -131,7 +134,7 @@ class Server:
         salt = int.from_bytes(hashlib.blake2b(ask.salt.encode(), digest_size=7).digest(), "big") if ask.salt else 0
         parts = [self.replies.job(ask, ids, salt) for ids in ask.prompts]
         kind = "chatcmpl" if api == "chat" else "cmpl"
-        head = shapes.Head(api, f"{kind}-{parts[0].job.id:016x}", int(self._anchor + self.clock.now()), self.model)
+        head = shapes.Head(api, f"{kind}-{parts[0].job.id:016x}", int(self.clock.wall + self.clock.now()), self.model)
         now = self.pace.pump()
         try:
             for at, part in enumerate(parts):
@@ -176,10 +179,12 @@ class Server:
     def _settled(self) -> None:
         """All spans of a moment are with their replies: write, and tell the KV events."""
         self.replies.flush()
+        if self.kept is not None:
+            self.kept.write()
         if self.feed is not None:
             for rank, ledger in enumerate(self.feed.ledgers):
                 for at, events in ledger.take():
-                    self.feed.publisher.publish(self._anchor + self.pace.shown(at), events, rank)
+                    self.feed.publisher.publish(self.clock.wall + self.pace.shown(at), events, rank)
 
     def _tokenize(self, asked: Asked, to: Connection) -> None:
         body = asks.decoded(asked.body, TokenizeBody)
@@ -203,7 +208,7 @@ class Server:
         self._say(to, {"success": done})
 
     def _models(self, _: Asked, to: Connection) -> None:
-        created = int(self._anchor)
+        created = int(self.clock.wall)
         permission = {
             "id": "modelperm-kvbench", "object": "model_permission", "created": created, "allow_create_engine": False,
             "allow_sampling": True, "allow_logprobs": False, "allow_search_indices": False, "allow_view": True,

@@ -74,15 +74,8 @@ class V1:
         self.where = f"{url.rstrip('/')}/write?db={database}"
 
     def post(self, lines: bytes) -> Reply:
-        kept = self._connection.sock is not None
         try:
-            try:
-                return self._post(lines)
-            except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-                if not kept:
-                    raise
-                self._connection.close()  # the server closed an idle connection: that is no failure of its own
-                return self._post(lines)
+            return self._post(lines)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             return Reply(None, _why(error))

@@ -16,11 +16,12 @@ from kvbench.sink.lines import Moments, count, escaped, nanos, number, tag, text
 
 CAP = 1000  # values that a tag may have in a run; more would be a series each, which is what fills a database
 RUN_TAGS = ("run", "scenario", "model", "engine")  # of every point
-ITEM_TAGS = ("class", "gpu", "host", "kind", "node", "outcome", "phase", "replica", "source", "uuid")  # what an item may add
+ITEM_TAGS = (  # what an item may add
+    "class", "gpu", "host", "kind", "mig", "node", "outcome", "phase", "replica", "server", "source", "uuid",
+)  # fmt: skip
 MANY = 10 * CAP  # series that are kept ready
 NEAR, FAR = 64, 4096  # points of a series that may come in another order than their instants: readings; requests
 RENAMED = {"engine": "replica"}  # labels whose name means something else among the run's tags
-GPU_SOURCES = ("nvml", "dcgm")
 NAMES = {"time", *RUN_TAGS, *ITEM_TAGS}  # what no field may be called
 _REQUEST_COUNTS = ("id", "status", "asked_in", "asked_out", "n_in", "n_out", "cached", "reasoning", "session", "turn", "attempts")
 _counts_of = attrgetter(*_REQUEST_COUNTS)
@@ -81,7 +82,8 @@ class Points:
         """Of one name, which is a field: readings of several names at one instant make one point."""
         if len(self._gauges) >= MANY:
             self._gauges.clear()
-        measurement = "kvbench_gpu" if sample.source in GPU_SOURCES or "gpu" in sample.labels else "kvbench_server"
+        device = sample.name.startswith("gpu_") or "gpu" in sample.labels
+        measurement = "kvbench_gpu" if device else "kvbench_server"
         head, tail = self._tagged(measurement, (("source", sample.source), *sample.labels.items()))
         made = self._gauges[key] = self._series(f"{head} {self._field(sample.name)}", tail, NEAR)
         return made

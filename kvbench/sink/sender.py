@@ -30,7 +30,7 @@ class Sender:
         self.halted = ""
         self.last: Reply | None = None  # the latest answer that was a failure
         self.notes: list[str] = []
-        self._most = BATCH
+        self._most, self._backoff = BATCH, SHORTEST
         self._pending: deque[str] = deque()
         self._wake = threading.Event()
         self._ending = self._abandoned = False
@@ -101,43 +101,40 @@ class Sender:
             self._note(f"lines were lost since {self.spool.directory} could not be written: {error.strerror or error}")
 
     def _deliver(self, data: bytes) -> None:
-        """Until the database has each line, or refused it. What is not tried to its end stays unacknowledged."""
+        """One batch, in parts where it is too long or holds a bad line. What fails for now stays, to be read again."""
         parts = [data]
-        while parts:
+        while parts and not self._abandoned:
             part = parts.pop()
-            reply = self._insist(part)
-            if reply is None:
-                return
-            if not reply.ok and not reply.partial:
-                halves = _halves(part)
+            reply = self.database.post(part)
+            if reply.partial:
+                self._bury_named(part, reply)
+            elif reply.refused or reply.status == 413:
                 if reply.status == 413:
                     self._most = max(1 << 12, len(part) // 2)
-                if halves is not None:
+                if (halves := _halves(part)) is not None:
                     parts += halves
                     continue
                 self.spool.bury(part, str(reply))
                 self._note(f"{self.database.where} refused lines, which are in dead.lp: {reply}")
-            elif reply.partial:
-                self._bury_named(part, reply)
+            elif not reply.ok:
+                self._later(reply)
+                return
             self.spool.ack(part)
+            self._backoff = SHORTEST
 
-    def _insist(self, data: bytes) -> Reply | None:
-        """The answer that decides about these lines: taken, wrong or too long. None: there is none, and no use in more."""
-        wait = SHORTEST
-        while True:
-            reply = self.database.post(data)
-            if reply.ok or reply.refused or reply.status == 413:
-                return reply
-            self.last = reply
-            if not reply.passing:
-                self._halt(f"{self.database.where} answered {reply}: nothing more is sent")
-                return None
-            if reply.status == 404:
-                self._note(f"{self.database.where} answered {reply}: does the database or bucket still exist?")
-            self._wait(max(wait if not self._ending else min(wait, POLL), reply.after or 0.0))
-            if self._abandoned:
-                return None
-            wait = min(2 * wait, LONGEST)
+    def _later(self, reply: Reply) -> None:
+        """Wait before the next try, or have done with trying."""
+        self.last = reply
+        if not reply.passing:
+            self._halt(f"{self.database.where} answered {reply}: nothing more is sent")
+            return
+        if reply.status is None:
+            self.spool.rewind()
+        elif reply.status == 404:
+            self._note(f"{self.database.where} answered {reply}: does the database or bucket still exist?")
+        wait = min(self._backoff, POLL) if self._ending else self._backoff
+        self._backoff = min(2 * self._backoff, LONGEST)
+        self._wait(max(wait, reply.after or 0.0))
 
     def _bury_named(self, data: bytes, reply: Reply) -> None:
         """A partial write: the good lines are stored and not sent again; those that the answer names or counts are dead."""

@@ -1,16 +1,33 @@
 """Lines on their way to a database, on disk until it has acknowledged them: segments, the acknowledged offset, dead letters.
 
-The offset is replaced by a rename, so that a reader finds the old or the new one: a process that is killed at any instant sends
-at most its last batch a second time, and the database overwrites that. Segments stay until everything is delivered, since they
-say what the database has.
+A database may acknowledge what it has in memory alone (VictoriaMetrics: 5 s), and lose that when it is killed. So an
+acknowledgement counts for good after SETTLED seconds, and after an outage what was acknowledged just before is sent again, which
+overwrites it. The settled offset is replaced by a rename, so that a reader finds the old or the new one. Segments stay until
+everything is delivered, since they say what the database has.
 """
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+from kvbench.clock import stopwatch
+from kvbench.core import Nanos, Seconds
 
 SEGMENT = 32 << 20  # bytes after which a new segment is begun
+SETTLED: Seconds = 10.0
 _BLOCK = 1 << 20
+
+
+class _Mark(NamedTuple):
+    """A state of acknowledgement, and when it was reached."""
+
+    when: Nanos
+    segment: int
+    offset: int
+    acked: int
+    dead: int
 
 
 class Spool:
@@ -21,6 +38,7 @@ class Spool:
         self.directory = directory
         self.lines = self.acked = self.dead = 0
         self._segment, self._offset = _read_ack(directory / "ack")
+        self._marks = deque([_Mark(0, self._segment, self._offset, 0, 0)])  # the first of them is settled
         self._last = max(self._numbers(), default=self._segment)
         self._fd = -1  # of the last segment; opened when there is something to append
         self._size = 0  # of it, whole lines
@@ -52,12 +70,27 @@ class Spool:
             self._segment, self._offset = self._segment + 1, 0
 
     def ack(self, data: bytes) -> None:
-        """What `read` gave, or its beginning up to a line feed, need not be sent again."""
+        """What `read` gave, or its beginning up to a line feed, is delivered."""
         self._offset += len(data)
         self.acked += data.count(b"\n")
+        marks, now = self._marks, stopwatch()
+        marks.append(_Mark(now, self._segment, self._offset, self.acked, self.dead))
+        before = marks[0]
+        while len(marks) > 1 and marks[1].when <= now - SETTLED * 1e9:
+            marks.popleft()
+        if marks[0] is not before:
+            self._settle(marks[0])
+
+    def rewind(self) -> None:
+        """The database was away: what it acknowledged and may have lost is to be read again."""
+        settled = self._marks[0]
+        self._marks = deque([settled])
+        self._segment, self._offset, self.acked, self.dead = settled[1:]
+
+    def _settle(self, mark: _Mark) -> None:
         part = self.directory / "ack.part"
         try:
-            part.write_text(f"{self._segment} {self._offset}\n")
+            part.write_text(f"{mark.segment} {mark.offset}\n")
             os.replace(part, self.directory / "ack")
         except OSError:
             pass  # a full disk: what is sent again for that is overwritten
@@ -72,7 +105,7 @@ class Spool:
             pass  # a full disk: they are counted all the same
 
     def delivered(self) -> Iterator[bytes]:
-        """The lines that were acknowledged, without their line feeds."""
+        """The lines up to what `ack` or the file of that name says, without their line feeds."""
         for number in self._numbers():
             if number > self._segment:
                 return
@@ -89,6 +122,7 @@ class Spool:
                 self._offset = min(self._offset, self._path(number).stat().st_size)
                 os.truncate(self._path(number), self._offset)
         self._last = self._segment
+        self._marks = deque([_Mark(0, self._segment, self._offset, self.acked, self.dead)])
 
     def clear(self) -> None:
         """Drop every line, and what is known of them."""
@@ -97,6 +131,7 @@ class Spool:
             self._path(number).unlink(missing_ok=True)
         (self.directory / "ack").unlink(missing_ok=True)
         self._segment, self._offset, self._last = 1, 0, 1
+        self._marks = deque([_Mark(0, 1, 0, self.acked, self.dead)])
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -1,6 +1,7 @@
 """How fast kvbench replays cache policies, beside libcachesim on the same references in the same process, in turn.
 
 usage: python tests/bench/curve.py [ROUNDS]      prints million references/s (best of the rounds) and the ratio of each policy
+kernels are kvbench curve's, over arrays; objects are the engine's own policies (engine/evict) over a set of resident keys.
 libcachesim reads its binary oracleGeneral file, already in memory, and is given the hash table size that suits it best.
 Machines are noisy: only the ratios of one run mean something. Exit code 1 where one falls short of its floor.
 """
@@ -16,7 +17,9 @@ import numpy as np
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from kvbench.plan.replay.kernels import KERNELS  # noqa: E402 - after the path that makes it importable
+from kvbench.engine import BlockInfo  # noqa: E402 - after the path that makes it importable
+from kvbench.engine.evict.policies import POLICIES  # noqa: E402
+from kvbench.plan.replay.kernels import KERNELS  # noqa: E402
 from kvbench.plan.replay.references import References, references  # noqa: E402
 from kvbench.plan.replay.stack import stack_distances  # noqa: E402
 from kvbench.workload.traces import read  # noqa: E402
@@ -43,6 +46,31 @@ def ours(name: str, refs: References, blocks: int, rounds: int) -> float:
     return best(lambda: KERNELS[name](refs.keys, refs.unique, blocks, hits), rounds)
 
 
+def objects(name: str, keys: list[int], blocks: int, rounds: int) -> float:
+    """As the pool asks a policy, with nothing referenced: look-up, eviction, insertion, release."""
+    block = BlockInfo(-1, 0, 16)
+
+    def replay() -> None:
+        policy = POLICIES[name](blocks, 0)
+        resident: set[int] = set()
+        for key in keys:
+            if key in resident:
+                policy.hit(key)
+            else:
+                policy.miss(key)
+                if len(resident) == blocks:
+                    resident.remove(policy.evict(_unpinned, key))
+                policy.insert(key, block)
+                resident.add(key)
+            policy.free(key)
+
+    return best(replay, rounds)
+
+
+def _unpinned(key: int) -> bool:
+    return False
+
+
 def peer(name: str, file: Path, blocks: int, rounds: int) -> float:
     found = []
     for power in (16, 18, 20):
@@ -60,12 +88,17 @@ def main() -> None:
     short = []
     with tempfile.TemporaryDirectory() as folder:
         file = oracle(refs.keys, refs.unique, Path(folder))
-        print(f"{n:,} references, million/s{'':<13}ours  libcachesim   ratio")
+        keys = refs.keys.tolist()
+        print(f"{n:,} references, million/s{'':<10}kernels  libcachesim   ratio   objects   ratio")
         for name in KERNELS:
             for blocks in BLOCKS:
                 mine, other = ours(name, refs, blocks, rounds), peer(name, file, blocks, rounds)
                 ratio = other / mine
-                print(f"{name:<12}{blocks:>8,} blocks{'':<11}{n / mine / 1e6:>8.1f}{n / other / 1e6:>13.1f}{ratio:>8.1f}")
+                row = f"{name:<12}{blocks:>8,} blocks{'':<11}{n / mine / 1e6:>8.1f}{n / other / 1e6:>13.1f}{ratio:>8.1f}"
+                if name in POLICIES:
+                    slow = objects(name, keys, blocks, rounds)
+                    row += f"{n / slow / 1e6:>10.2f}{other / slow:>8.2f}"
+                print(row, flush=True)
                 if ratio < FLOOR:
                     short.append(name)
         stack_distances(refs.keys, refs.unique)

@@ -1,9 +1,16 @@
 """Case I06: hits are counted once per request, and what a preemption computes again is no hit."""
 
-from kvbench.core import Seconds
+from pathlib import Path
+
+import pytest
+
+from kvbench.core import Event, Seconds
 from kvbench.engine import Job, Step
 from kvbench.engine.engine import Engine
 from kvbench.profile import load_engine, load_hardware, load_model
+from kvbench.report.files import load
+from kvbench.report.summary import summarise
+from tests.report.build import record, write
 
 
 class Second:
@@ -48,3 +55,14 @@ def test_i06_b_an_admission_that_fails_counts_nothing() -> None:
     finish(built)
     assert built.gauges()["query_tokens"] == 240 + 128
     assert built.gauges()["hit_tokens"] == 64
+
+
+@pytest.mark.parametrize("preempted", [0.0, 3.0])
+def test_i06_c_a_servers_hit_rate_over_preemptions_is_warned_of(preempted: float, tmp_path: Path) -> None:
+    counts = {"preemptions_total": preempted, "hit_tokens_total": 320.0, "query_tokens_total": 1000.0}
+    metrics = {name: {"value": value, "resets": 0, "gone": 0, "reason": None} for name, value in counts.items()}
+    told = {"state": "totals", "source": "prometheus", "start": -1.0, "end": 11.0, "scrape_max_s": 0.0, "loop_held_max_s": 0.0}
+    event = Event(t=11.0, kind="collector", data=told | {"metrics": metrics})
+    lines = summarise(load(write(tmp_path / "run", [record(0, 0.0)], events=[event])))["warnings"]
+    warned = [line for line in lines if "32 %" in str(line) and "preempted" in str(line)]
+    assert len(warned) == bool(preempted)

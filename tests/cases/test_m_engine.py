@@ -64,6 +64,9 @@ def test_m03_a_full_pool_does_not_make_more_concurrency_free() -> None:
                     built.submit(waiting.pop(), end / 1e9)
         assert tokens == 1200 * 96
         assert busy <= end
+        # A running request holds at least the 6 blocks of its prompt, so a step delivers at most 136 tokens; none is quicker than
+        # one token after one prompt.
+        assert tokens / 136 * built.cost.seconds(Step((), 1, 97, 1)) * 1e9 <= busy
         gauges = built.gauges()
         # Each request computes 96 + 96 - 1 tokens, and whatever was lost with a preemption once more.
         assert gauges["computed_tokens"] == 1200 * 191 + gauges["recompute_tokens"]

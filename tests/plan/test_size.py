@@ -32,6 +32,12 @@ def test_recorded_vllm_on_rtx_4090() -> None:
     assert (found.blocks, found.tokens, f"{found.concurrency:.2f}") == (2588, 41_408, "1.26")
 
 
+def test_room_of_a_measured_a100() -> None:
+    # Llama-3-8B on an A100 of 80 GB at a utilization of 0.9: 55.1 GiB for KV were measured (notes of ridgepoint 0.1.2).
+    values = {line.key: line.value for line in lines(sized("llama-3.1-8b", "a100-80gb", length=8192, gpu_memory_utilization=0.9))}
+    assert values["room"] / GIB == pytest.approx(55.1, rel=0.02)
+
+
 def test_gpt_oss_120b_as_vllm_counts_it() -> None:
     # Logged: 5.38 GiB for KV. Two groups of 18 layers: a block is 18 x 16 x 2 x 8 x 64 x 2 B = 589,824 B.
     found = sized("gpt-oss-120b", given=5.38 * GIB, length=131_072)

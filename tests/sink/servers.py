@@ -126,7 +126,7 @@ class Victoria(Server):
     def export(self, match: str) -> list[dict[str, Any]]:
         """Series as {metric, values, timestamps (ms)}."""
         fetch(f"{self.url}/internal/force_flush")
-        _, body = fetch(f"{self.url}/api/v1/export?{urlencode({'match[]': match, 'reduce_mem_usage': 0})}")
+        _, body = fetch(f"{self.url}/api/v1/export?{urlencode({'match[]': match, 'start': 0, 'end': time.time() + 86_400})}")
         return [json.loads(line) for line in body.splitlines()]
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,31 @@ from kvbench.sink import spool as module
 from kvbench.sink.spool import Spool
 
 ABC = b"a\nbb\nccc\n"
+
+
+@pytest.fixture(autouse=True)
+def at_once() -> Iterator[None]:
+    """An acknowledgement counts for good at once, where a test does not say otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SETTLED", 0.0)
+        yield
+
+
+def test_what_was_acknowledged_just_before_an_outage_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr(module, "stopwatch", lambda: now[0])
+    monkeypatch.setattr(module, "SETTLED", 10.0)
+    spool = Spool(tmp_path)
+    spool.append(ABC)
+    for second, line in ((1, b"a\n"), (8, b"bb\n"), (12, b"ccc\n")):
+        now[0] = second * 10**9
+        spool.ack(line)
+    spool.rewind()
+    assert (spool.read(100), spool.acked) == (b"bb\nccc\n", 1)
+    assert list(Spool(tmp_path).delivered()) == [b"a"], "nor does another process take them for delivered"
+    spool.ack(b"bb\nccc\n")
+    spool.rewind()
+    assert spool.acked == 1
 
 
 def test_lines_come_back_in_order_until_they_are_acknowledged(tmp_path: Path) -> None:
