@@ -188,10 +188,10 @@ def _announce(scenario: "Scenario", facts: dict[str, Any], path: Path, console: 
 
     from kvbench import units
     from kvbench.endpoint import Http
-    from kvbench.report import render
+    from kvbench.report.sentences import described
     from kvbench.report.text import plain
 
-    console.print(f"[bold]{escape(scenario.name)}[/bold] on {escape(plain(render.described(facts)))}", soft_wrap=True)
+    console.print(f"[bold]{escape(scenario.name)}[/bold] on {escape(plain(described(facts)))}", soft_wrap=True)
     if isinstance(scenario.target, Http):
         limits = scenario.target.timeouts.model_dump()
         console.print("timeouts: " + ", ".join(f"{name} {units.duration(value)}" for name, value in limits.items()))

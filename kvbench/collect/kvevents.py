@@ -189,12 +189,17 @@ class KvEventsCollector:
         """Go on behind the hole."""
         while self._ahead:
             number, payload = self._ahead.popleft()
-            missed = number - (self._expected or 0)
-            if missed > 0:
-                self.lost += missed
-                self._say("gap", missed=missed, expected=self._expected, number=number, periods=0)
-            if missed >= 0:
+            self._hole(number)
+            if number == self._expected:
                 self._take(number, payload)
+
+    def _hole(self, number: int) -> None:
+        """What is missing before `number` is lost for good."""
+        missed = number - (self._expected or 0)
+        if missed > 0:
+            self.lost += missed
+            self._say("missed", messages=missed, first=self._expected)
+            self._expected = number
 
     async def _replay(self, first: int, until: int) -> None:
         """Ask for the messages from `first` on; those before `until` are what was missing."""
@@ -212,6 +217,7 @@ class KvEventsCollector:
                 at = int.from_bytes(number, "big", signed=True)
                 if at < 0 or at >= until:
                     break
+                self._hole(at)
                 if at == self._expected:
                     self.replayed += 1
                     self._take(at, payload)

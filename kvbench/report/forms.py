@@ -56,8 +56,26 @@ class _Reset(msgspec.Struct):
     servers: list[dict[str, Any]] = []
 
 
+class _Group(msgspec.Struct):
+    name: str
+    first: int
+    last: int
+    block: int
+    bytes: float
+    blocks: int
+
+
+class _Node(msgspec.Struct):
+    hardware: str
+    devices: int
+    role: str
+
+
 class _Target(msgspec.Struct):
     reset: _Reset | None = None
+    tiers: dict[str, Any] | None = None
+    groups: list[_Group] | None = None
+    nodes: list[_Node] | None = None
 
 
 class Manifest(msgspec.Struct):

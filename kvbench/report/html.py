@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from kvbench import units
-from kvbench.report import accesses, baseline_rows, chart, loops, outcome, render, telemetry
+from kvbench.report import baseline_rows, chart, loops, outcome, render, sentences, telemetry
 from kvbench.report.files import RunFiles
 from kvbench.report.intervals import STATISTICS
 
@@ -36,10 +36,11 @@ def page(summary: Mapping[str, Any], files: RunFiles) -> str:
         _section("Over time", _charts(files)),
         _section("Requests", _requests(summary)),
         _section("Latency", _latency(summary)),
+        _section("Throughput", _table((), sentences.throughput(summary), "text")),
+        _section("KV cache", _table((), sentences.cache(summary), "text")),
         _section("Budgets", _budgets(summary)),
         _section("Classes and phases", _groups(summary)),
         _section("Baseline", _baseline(summary)),
-        _section("KV cache, block by block", _table((), accesses.rows(summary["cache"]), "text")),
         _section("Telemetry", _table((), telemetry.rows(summary["telemetry"]), "text")),
         _section("Control", _control(summary)),
         _section("Load level", _levels(summary)),
@@ -48,7 +49,7 @@ def page(summary: Mapping[str, Any], files: RunFiles) -> str:
         _section("Snapshots", _snapshots(summary)),
         _section("Request features", _features(summary)),
         _section("Verdict, check by check", _checks(summary)),
-        _section("Notes", _list(summary["warnings"])),
+        _section("Notes", _list([*summary["warnings"], *sentences.missing(summary)])),
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}</title><style>{STYLE}</style>'
     body = "\n".join(part for part in parts if part)
@@ -84,8 +85,8 @@ def _facts(summary: Mapping[str, Any]) -> str:
         ("headline", f"{head['n']:,} {head['cohort']}; rates over {units.duration(head['seconds'])}"),
         ("ended", f"{outcome.ended(stop)}, after {units.duration(stop['seconds'])}"),
         *((name, run[name]) for name in ("clock", "seed", "nonce", "started")),
-        ("target", render.described(summary["target"])),
-        ("tokenizer", ", ".join(f"{key} {value}" for key, value in summary["tokenizer"].items())),
+        ("target", sentences.described(summary["target"])),
+        ("tokenizer", sentences.tokenized(summary["tokenizer"])),
         ("directory", run["directory"]),
     ]
     return _table((), rows, "text")
@@ -119,13 +120,8 @@ def _requests(summary: Mapping[str, Any]) -> str:
     groups = (*account["phases"].items(), ("total", account["total"]))
     rows = [(name, *(f"{row[column]:,}" for column in columns)) for name, row in groups]
     failures = [(f["n"], f"{f['outcome']}:{f['class']}", "; ".join(f["examples"])) for f in summary["failures"]]
-    rates = [(name, summary["rates"][name]) for name in ("requested", "offered", "sent", "ok")]
-    notes = {name: f" ({row['note']})" if row.get("note") else "" for name, row in rates}
-    named = [(name, "-" if row["value"] is None else f"{row['value']:.4g}/s{notes[name]}") for name, row in rates]
-    return (
-        _table(("phase", *(name.replace("_", " ") for name in columns)), rows)
-        + _table(("n", "outcome", "what was said"), failures, "text")
-        + _table(("rate", "of the headline interval"), named)
+    return _table(("phase", *(name.replace("_", " ") for name in columns)), rows) + _table(
+        ("n", "outcome", "what was said"), failures, "text"
     )
 
 

@@ -31,15 +31,15 @@ def machine(samples: Sequence[Sample], start: Seconds, end: Seconds, target: Map
 def _tiers(
     samples: Sequence[Sample], start: Seconds, end: Seconds, target: Mapping[str, Any], looked: float | None
 ) -> dict[str, Any]:
-    """Per tier, top first. hit_share: prompt tokens found there / all that were looked up. dwpd and life_years: as of the end, over
-    the whole run so far. dropped: blocks that were to be written and were not."""
+    """Per tier, top first. hit_share: prompt tokens found there / all that were looked up. dwpd and life_years: as of the end,
+    over the whole run so far. dropped: blocks that were to be written and were not."""
 
     def last(name: str) -> float | None:
         return _last(cache.gauge(samples, name, start, end))
 
     rows: dict[str, Any] = {}
     for name, facts in (target.get("tiers") or {}).items():
-        if not isinstance(facts, Mapping):
+        if not isinstance(facts, Mapping) or not isinstance(facts.get("capacity"), (int, float)):
             continue  # a rule of all tiers
         counted = {what: cache.counter(samples, f"tier_{name}_{what}_total", start, end)
                    for what in ("written_bytes", "read_bytes", "dropped")}  # fmt: skip
@@ -56,7 +56,11 @@ def _tiers(
             "n": hits["n"],
             "reason": hits.get("reason"),
         }
-    return {"rows": rows, "delta_saving": last("delta_saving"), "reason": None if rows else "the target has no tiers, or tells none"}
+    return {
+        "rows": rows,
+        "delta_saving": last("delta_saving"),
+        "reason": None if rows else "the target has no tiers, or tells none",
+    }
 
 
 def _nodes(samples: Sequence[Sample], start: Seconds, end: Seconds, target: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,8 +85,8 @@ def _nodes(samples: Sequence[Sample], start: Seconds, end: Seconds, target: Mapp
 
 
 def _groups(samples: Sequence[Sample], start: Seconds, end: Seconds, target: Mapping[str, Any]) -> dict[str, Any]:
-    """Per layer group with blocks of its own: quota (share of the pools' bytes), kv_usage, hit rate of the tokens looked up there;
-    moves: of quota, between all of them."""
+    """Per layer group with blocks of its own: quota (share of the pools' bytes), kv_usage, hit rate of the tokens looked up
+    there; moves: of quota, between all of them."""
     rows: dict[str, Any] = {}
     for facts in target.get("groups") or ():
         name = facts["name"]
@@ -109,8 +113,9 @@ def _last(gauge: Mapping[str, Any]) -> float | None:
 
 def rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, text) for the report's block on the KV cache."""
+    where = " on each node" if len(summary["nodes"]["rows"]) > 1 else ""
     for name, row in summary["tiers"]["rows"].items():
-        yield f"tier {name}", ", ".join(_tier(row))
+        yield f"tier {name}", ", ".join(_tier(row, where))
     yield from _shown_nodes(summary["nodes"])
     for row in summary["groups"]["rows"].values():
         yield f"layers {row['first']}-{row['last']}", ", ".join(_group(row))
@@ -119,12 +124,12 @@ def rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "quota", f"moved {moves:,.0f} times between the layer groups"
 
 
-def _tier(row: Mapping[str, Any]) -> Iterator[str]:
+def _tier(row: Mapping[str, Any], where: str) -> Iterator[str]:
     if row["hit_share"] is not None:
         yield f"{row['hit_tokens']:,.0f} prompt tokens found there ({units.share(row['hit_share'])})"
     used = row["used"]
     if used["mean"] is not None:
-        yield f"{units.share(used['last'])} of {units.size(row['capacity'])} in use at the end"
+        yield f"{units.share(used['last'])} of {units.size(row['capacity'])}{where} in use at the end"
     if row["written_bytes"] is not None:
         yield f"{units.size(row['written_bytes'])} written and {units.size(row['read_bytes'] or 0.0)} read"
     if row["dropped"]:
@@ -138,9 +143,11 @@ def _shown_nodes(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not found["rows"]:
         return
     up, apart = found["nodes_up"], found["imbalance"]
-    text = f"{count(up['mean'])} of {len(found['rows'])} up in the mean" if up["mean"] is not None else f"{len(found['rows'])}"
+    text = f"{len(found['rows'])}"
+    if up["mean"] is not None and up["min"] < len(found["rows"]):
+        text += f", of which {count(up['mean'])} were up in the mean and {count(up['min'])} at least"
     if apart["mean"] is not None:
-        text += f"; the fullest has {count(apart['mean'])} x the mean's KV usage, at most {count(apart['max'])} x"
+        text += f"; imbalance mean {count(apart['mean'])} max {count(apart['max'])} (KV usage of the fullest / mean of all)"
     moved = [f"{units.size(found['transfer_bytes'])} of KV between nodes"] if found["transfer_bytes"] else []
     moved += [f"{found['migrated_blocks']:,.0f} blocks in the background"] if found["migrated_blocks"] else []
     moved += [f"{found['store_tokens']:,.0f} tokens out of the store"] if found["store_tokens"] else []

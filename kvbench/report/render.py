@@ -12,8 +12,8 @@ from rich.text import Text
 from kvbench import units
 from kvbench.core import LEFT, STAYED
 from kvbench.metrics.names import QUANTILES
-from kvbench.report import accesses, baseline_rows, energy, loops, outcome, telemetry
-from kvbench.report.text import block, columns, count, number, pairs, plain
+from kvbench.report import baseline_rows, loops, outcome, sentences, telemetry
+from kvbench.report.text import block, columns, pairs, plain
 from kvbench.verdict import amount
 
 COLOURS = {"VALID": "bold green", "DEGRADED": "bold yellow", "INVALID": "bold red"}
@@ -22,10 +22,6 @@ SILENT = ("gate_wait", "connect", "upload")  # rows left out where they are all 
 HEADLINES = (*SERVER, "gate_wait", "lag", "connect", "upload")
 MOST_ROWS = 12  # of phases, classes or epochs; summary.json has all
 NARROW = ("p50", "p90", "p99", "p999", "max")  # statistics that fit 80 columns beside n and mean
-REAL = {  # checks that virtual time on the embedded engine has nothing for
-    "loop_lag_p99", "client_cpu", "clock_steps", "workers_lost",
-    "server_requests", "count_mismatch", "recompute_in_hits", "collector_gap", "collectors_lost", "required_lost",
-}  # fmt: skip
 WIDE = ("min", "p50", "p90", "p95", "p99", "p999", "max")
 
 
@@ -73,26 +69,11 @@ def ran(summary: Mapping[str, Any], width: int) -> RenderableType:
     name, started = run["name"] or "(unnamed)", run["started"] or "(unknown)"
     rows = [
         ("ran", f"{name}, seed {run['seed']}, nonce {nonce}, {clock}, started {started}"),
-        ("target", described(summary["target"])),
+        ("target", sentences.described(summary["target"])),
         ("ended", f"{outcome.ended(stop)}, after {units.duration(stop['seconds'])}"),
         ("headline", f"{head['n']:,} {head['cohort']}, followed to their end; rates over {units.duration(head['seconds'])}"),
     ]
     return block("", pairs(rows))
-
-
-def described(target: Mapping[str, Any]) -> str:
-    """What answered, from the facts in the manifest, as a reader would say it."""
-    servers = ", ".join(f"{one['url']} ({one['software'] or 'software not told'})" for one in target.get("servers", ()))
-    if target.get("kind") == "http":
-        return f"{servers or 'a server'}: {target.get('model') or 'model not told'}"
-    if target.get("kind") == "null":
-        return "nothing: requests are answered at once, which measures kvbench itself"
-    if not {"model", "hardware", "devices", "engine", "blocks", "block_tokens", "kv_tokens"} <= target.keys():
-        return "(not recorded)"
-    several = f"{target['devices']} x " if target["devices"] > 1 else ""
-    cut = f"in {len(target['groups'])} layer groups" if target.get("groups") else f"of {target['block_tokens']}"
-    pool = f"KV pool {target['blocks']:,} blocks {cut} = {target['kv_tokens']:,} tokens"
-    return f"the embedded engine: {target['model']} on {several}{target['hardware']} ({target['engine']} profile), {pool}"
 
 
 def requests(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -172,73 +153,11 @@ def _spoken(statistic: str) -> str:
 
 
 def throughput(summary: Mapping[str, Any], width: int) -> RenderableType:
-    rates, tokens, good = summary["rates"], summary["tokens"], summary["goodput"]
-    note = f" ({rates['requested']['note']})" if rates["requested"].get("note") else ""
-    named = f"requested {number(rates['requested'])}{note}, "
-    named += ", ".join(f"{name} {number(rates[name])}" for name in ("offered", "sent", "ok"))
-    out, prompt, output = tokens["output_rate"], tokens["prompt"], tokens["output"]
-    sources = ", ".join(f"{name} {row['requests']:,}" for name, row in tokens["by_source"].items()) or "none"
-    rows = [("requests/s", named)]
-    succeeded, read = number(out, "succeeded_only"), number(tokens["input_rate"])
-    rows.append(("tokens/s", f"out {number(out)} ({succeeded} of ok requests), in {read}"))
-    if prompt["n"]:
-        rows.append(("prompt", f"mean {count(prompt['asked'])} tokens asked, {count(prompt['got'])} counted"))
-    if output["n"]:
-        asked, got = count(output["asked"]), count(output["got"])
-        rows.append(("output", f"mean {asked} tokens asked, {got} got; counted by (requests): {sources}"))
-    if good["value"] is not None:
-        rate = f", {good['rate']:.4g}/s" if good.get("rate") is not None else ""
-        rows.append(("goodput", f"{units.share(good['value'])} of {good['n']:,} offered{rate}"))
-    else:
-        rows.append(("goodput", f"- ({good['reason']})"))
-    rows += energy.rows(summary["energy"])
-    rows.append(("pacing", "; ".join(_pacing(summary["pacing"]))))
-    stall = summary["streaming"]["longest_stall"]
-    if stall["value"] is not None:
-        rows.append(("stall", f"longest {units.duration(stall['value'])} within request {stall['request']}"))
-    return block("Throughput", pairs(rows))
-
-
-def _pacing(pacing: Mapping[str, Any]) -> Iterator[str]:
-    burst, second, due = (pacing[f"max_{name}"] for name in ("sends_per_100ms", "sends_per_second", "due_per_second"))
-    yield f"at most {burst:,} sends within 100 ms, {second:,} within 1 s (due: {due:,})"
-    yield f"held at the gate: {pacing['blocked_at_gate']:,}"
-    if pacing["late_sends"]:
-        yield f"{pacing['late_sends']:,} left late, up to {units.duration(pacing['longest_lag'])}"
-    if pacing["postponed"]:
-        yield f"{pacing['postponed']:,} held by the bucket since this client had been late"
-    if pacing["holds"]:
-        yield f"closed {pacing['holds']:,} times by Retry-After, {units.duration(pacing['closed'])} in all"
-    elif pacing["asked_to_wait"]:
-        yield f"{pacing['asked_to_wait']:,} answers asked for a pause (Retry-After), which control.retry_after would grant"
+    return block("Throughput", pairs(sentences.throughput(summary)))
 
 
 def cache(summary: Mapping[str, Any], width: int) -> RenderableType:
-    engine, told = summary["engine"], summary["told"]
-    usage = engine["kv_usage"]
-    rows = []
-    if usage["mean"] is None:
-        rows.append(("kv usage", f"- ({usage['reason']})"))
-    else:
-        above = [f"{units.share(part)} of the time above {name}" for name, part in usage.get("time_above", {}).items()]
-        rows.append(("kv usage", ", ".join([f"mean {units.share(usage['mean'])}", f"max {units.share(usage['max'])}", *above])))
-    queue = [(name, engine[name]) for name in ("running", "waiting") if engine[name]["mean"] is not None]
-    if queue:
-        rows.append(("queue", ", ".join(f"{name} mean {count(row['mean'])} max {count(row['max'])}" for name, row in queue)))
-    if engine["preemptions_total"]["value"] is not None:
-        again = engine["recompute_tokens_total"]["value"]
-        taxed = f", {again:,.0f} tokens computed again" if again else ""
-        rows.append(("preempted", f"{engine['preemptions_total']['value']:,.0f} times{taxed}"))
-    rate = engine["hit_rate"]
-    if rate["value"] is not None:
-        rows.append(("hit rate", f"{units.share(rate['value'])} of {rate['n']:,} prompt tokens that the engine looked up"))
-    if told["hit_rate"] is not None:
-        hit, prompts = units.share(told["hit_rate"]), told["prompt_tokens"]
-        rows.append(("cached", f"{hit} of {prompts:,} prompt tokens, as the answers say"))
-    elif rate["value"] is None:
-        rows.append(("hit rate", f"- ({told['reason']})"))
-    rows += accesses.rows(summary["cache"])
-    return block("KV cache", pairs(rows))
+    return block("KV cache", pairs(sentences.cache(summary)))
 
 
 def budgets(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -253,16 +172,7 @@ def budgets(summary: Mapping[str, Any], width: int) -> RenderableType:
 
 def closing(summary: Mapping[str, Any], width: int) -> RenderableType:
     lines = [Text(f"! {plain(line)}", style="yellow") for line in summary["warnings"]]
-    missing: dict[str, list[str]] = {}
-    virtual = 0
-    for row in summary["verdict"]["not_measured"]:
-        if summary["run"]["clock"] == "virtual" and row["check"] in REAL:
-            virtual += 1
-        else:
-            missing.setdefault(row["reason"], []).append(row["title"])
-    lines += [Text(f"not measured: {'; '.join(titles)} ({reason})", style="dim") for reason, titles in missing.items()]
-    if virtual:
-        lines.append(Text(f"not measured: {virtual} checks of a real client and server; summary.json says which", style="dim"))
+    lines += [Text(line, style="dim") for line in sentences.missing(summary)]
     parts: list[RenderableType] = []
     if lines:
         parts.append(block("Notes", Group(*lines)))

@@ -18,6 +18,7 @@ from kvbench.report.files import RunFiles
 from kvbench.report.intervals import describe
 from kvbench.report.latency import Cohort
 from kvbench.report.levels import levels
+from kvbench.report.machine import machine
 from kvbench.report.phases import Headline, Phase, headline, phases
 from kvbench.report.snapshots import snapshots
 from kvbench.report.telemetry import telemetry
@@ -52,6 +53,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "pacing": latency.pacing(files.records) | _gate(files),
         "tokens": _tokens(files, head, arrivals, seed),
         "engine": cache.engine(files.samples, head.start, head.end),
+        **machine(files.samples, head.start, head.end, files.manifest.get("target") or {}),
         "told": cache.told(head.records),
         "server": server.server(files),
         "cache": accesses(files),

@@ -206,6 +206,16 @@ def test_load_aware_stays_below_its_threshold_where_turns_run_over() -> None:
     assert most > 0.95
 
 
+def test_load_aware_learns_how_long_answers_of_a_class_are() -> None:
+    """The mean of the class's answers, the prior counted in eight times."""
+    router = ROUTERS["load_aware"].model_validate({"prior": 256}).arm()
+    chat, other = Job(0, ((1, 8),), 500, 2, cls="chat"), Job(1, ((1, 8),), 500, cls="other")
+    assert (router.expected(chat), router.expected(other)) == (2 * 256, 256)
+    for _ in range(8):
+        router.ended(chat, 64)
+    assert (router.expected(chat), router.expected(other)) == (2 * 160, 256)
+
+
 def test_transfer_by_hand() -> None:
     # 100 prompt tokens x 131,072 B = 13,107,200 B at 1 GB/s: 13.1072 ms, and 1 ms latency.
     spec: dict[str, object] = {

@@ -16,7 +16,7 @@ from kvbench.engine.groups import LayersSpec, sizes
 from kvbench.engine.holding import Found, Group
 from kvbench.engine.pool import Pool
 from kvbench.profile import load_engine, load_hardware, load_model
-from kvbench.report.render import described
+from kvbench.report.sentences import described
 
 MODEL, CARD = load_model("llama-3.1-8b"), load_hardware("rtx-4090")
 THREE: list[dict[str, object]] = [
@@ -83,7 +83,7 @@ def test_facts_and_memory_are_of_the_pools_that_there_are() -> None:
     assert plain.memory is not None
     less = 101 * 4 * 131_072 - (80 * 196_608 + 220 * 119_808)
     assert plain.memory - built.memory == pytest.approx(less / CARD.memory)
-    assert "298 blocks in 2 layer groups = 632 tokens" in described(facts)
+    assert "KV pools of 2 layer groups (79 + 219 blocks), 632 tokens fit" in described(facts)
 
 
 def test_a_miss_in_the_low_group_alone_computes_six_of_32_layers() -> None:
