@@ -48,6 +48,7 @@ bench: $(TEST_STAMP)  ## how fast kvbench itself is, as ratios against a bare cl
 	@sh .ci/packages.sh wrk:wrk gcc:gcc
 	$(BIN)/python tests/bench/hot_path.py
 	$(BIN)/python tests/bench/curve.py
+	$(BIN)/python -m tests.bench.sink
 
 golden: $(TEST_STAMP)  ## rewrite the golden files and show what changed
 	$(PYTEST) tests/golden -q --golden-rewrite

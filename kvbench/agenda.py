@@ -11,11 +11,8 @@ import numpy as np
 
 from kvbench.core import Record, Request, Seconds
 from kvbench.endpoint import Http, Sim
-from kvbench.engine.groups import sizes
-from kvbench.engine.node import Role
 from kvbench.phases import Phase
 from kvbench.problem import Problem
-from kvbench.profile import Hardware, kv_blocks, layout, load_hardware
 from kvbench.scenario import Scenario, ScenarioError
 from kvbench.source import Content, Source
 from kvbench.timetable import Dynamic, Fixed, Prefill
@@ -69,25 +66,7 @@ def capacity(target: Any, spec: Prefill, facts: Mapping[str, Any]) -> tuple[int,
 
 def pool(target: Sim) -> tuple[int, int]:
     """(tokens that the embedded engine's cache holds, of a cluster all nodes' together, tokens of a block), by its profiles."""
-    return sum(room(target, hardware) for hardware, _ in nodes(target)), target.load_engine().block
-
-
-def nodes(target: Sim) -> list[tuple[Hardware, Role]]:
-    """Hardware and role of each node of a cluster, by number; of a single engine its own."""
-    if target.cluster is None:
-        return [(target.load_hardware(), "mixed")]
-    return [(load_hardware(one.hardware or target.hardware), one.role) for one in target.cluster.members()]
-
-
-def room(target: Sim, hardware: Hardware) -> int:
-    """Tokens that the cache of one engine on `hardware` holds."""
-    model, engine, layers = target.load_model(), target.load_engine(), target.load_layers()
-    if layers is not None:
-        return min((one.blocks - 1) * one.block for one in sizes(layers, model, hardware, engine))
-    blocks, arranged = kv_blocks(model, hardware, engine), layout(model, engine.block, hardware.count)
-    if len(arranged.groups) == 1:
-        return (blocks - 1) * engine.block  # one is never used
-    return arranged.tokens(blocks, engine.limit(model), engine.max_num_batched_tokens)
+    return sum(target.room(hardware) for hardware, _ in target.nodes()), target.load_engine().block
 
 
 def primed(classes: Mapping[str, Class], content: Literal["own", "shared"]) -> dict[str, Class]:

@@ -9,9 +9,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from kvbench.engine.faults import FAULTS, SlowTier, by_node
 from kvbench.engine.groups import LayersSpec, sizes
 from kvbench.engine.knob import layers_plan, settings
+from kvbench.engine.node import Role
 from kvbench.engine.tiers import TiersSpec
 from kvbench.fleet import ClusterSpec
-from kvbench.profile import EngineProfile, Hardware, Model, kv_blocks, kv_groups, load_engine, load_hardware, load_model, names
+from kvbench.profile import (
+    EngineProfile,
+    Hardware,
+    Model,
+    kv_blocks,
+    kv_groups,
+    layout,
+    load_engine,
+    load_hardware,
+    load_model,
+    names,
+)
 from kvbench.spec import OneOf, fault, hint, plain
 from kvbench.target.connection import Timeouts
 from kvbench.units import Share
@@ -106,6 +118,22 @@ class Sim(Spec):
                 self.cluster.fits(model, self.hardware, engine, self.faults)
             except ValueError as error:
                 fault(("cluster",), str(error))
+
+    def nodes(self) -> list[tuple[Hardware, Role]]:
+        """Hardware and role of each node of a cluster, by number; of a single engine its own."""
+        if self.cluster is None:
+            return [(self.load_hardware(), "mixed")]
+        return [(load_hardware(one.hardware or self.hardware), one.role) for one in self.cluster.members()]
+
+    def room(self, hardware: Hardware) -> int:
+        """Tokens that the cache of one engine on `hardware` holds."""
+        model, engine, layers = self.load_model(), self.load_engine(), self.load_layers()
+        if layers is not None:
+            return min((one.blocks - 1) * one.block for one in sizes(layers, model, hardware, engine))
+        blocks, arranged = kv_blocks(model, hardware, engine), layout(model, engine.block, hardware.count)
+        if len(arranged.groups) == 1:
+            return (blocks - 1) * engine.block  # one is never used
+        return arranged.tokens(blocks, engine.limit(model), engine.max_num_batched_tokens)
 
     def load_model(self) -> Model:
         return load_model(self.model)

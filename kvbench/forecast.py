@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.agenda import nodes, room
 from kvbench.doubts import doubts
 from kvbench.endpoint import Http, Sim
 from kvbench.engine import Cost, Step
@@ -115,13 +114,13 @@ class _Node:
 
 def _nodes(target: Sim) -> list[tuple[_Node, int]]:
     """Each kind of node, and how many there are."""
-    model, engine, members = target.load_model(), target.load_engine(), nodes(target)
+    model, engine, members = target.load_model(), target.load_engine(), target.nodes()
     entry, decode = (sum(role != other for _, role in members) for other in ("decode", "prefill"))
     found = []
     for (hardware, role), count in Counter(members).items():
         shares = (role != "decode") / entry, (role != "prefill") / decode
         cost = COSTS["roofline"](model, hardware, engine)
-        found.append((_Node(cost, room(target, hardware), *shares, engine.max_num_seqs), count))
+        found.append((_Node(cost, target.room(hardware), *shares, engine.max_num_seqs), count))
     return found
 
 

@@ -156,12 +156,20 @@ def _stem(name: str) -> str:
     return re.sub(r"[\s_]+", "-", name.strip().lower())
 
 
+def _nearest(stem: str, known: list[str]) -> str:
+    """The shortest that begins as `stem` does, signs aside ("llama3": llama-3.1-8b), else the most alike; "" where none is."""
+    bare = re.sub(r"[^a-z0-9]", "", stem)
+    longer = [name for name in known if bare and re.sub(r"[^a-z0-9]", "", name).startswith(bare)]
+    alike = difflib.get_close_matches(stem, known, n=1, cutoff=0.4)
+    return min(longer, key=lambda name: (len(name), name)) if longer else alike[0] if alike else ""
+
+
 def read(kind: Kind, name: str) -> dict[str, Any]:
     """The YAML of one profile, its name filled in. ValueError naming the nearest where there is none."""
     stem, known = _stem(name), names(kind)
     if stem not in known:
-        near = difflib.get_close_matches(stem, known, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = _nearest(stem, known)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise ValueError(f"unknown profile {name!r} in {kind}{hint} (known: {', '.join(known)})")
     data: dict[str, Any] = yaml.safe_load((root() / kind / f"{stem}.yaml").read_text())
     return {"name": stem, **data}
@@ -198,5 +206,10 @@ def load_engine(name: str, **overrides: Any) -> EngineProfile:
         return EngineProfile.model_validate({**data, **overrides})
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "engine"
-        raise ValueError(f"engine profile {name!r}: {field}: {first['msg']} (got {first['input']!r})") from error
+        field = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        if not field:  # of several fields together
+            raise ValueError(f"engine settings: {said}") from error
+        where = field if field in overrides else f"engine profile {name!r}: {field}"
+        got = "" if repr(first["input"]) in said else f" (got {first['input']!r})"
+        raise ValueError(f"{where}: {said}{got}") from error

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from kvbench.units import SIZES
+
 Tree = dict[str, Any]
 
 INTRO = """# Scenario files
@@ -116,6 +118,9 @@ def _default(node: Tree) -> str:
     if value == "inf":
         return "none"
     example = str(node.get("examples", [""])[0])
+    if isinstance(value, (int, float)) and example.endswith("B"):
+        unit = max((unit for unit, size in SIZES.items() if value % size == 0), key=SIZES.__getitem__)
+        return f"`{value / SIZES[unit]:g}{unit}`"
     if isinstance(value, (int, float)) and not isinstance(value, bool) and example:
         return f"`{100 * value:g}%`" if example.endswith("%") else f"`{value:g}{'/s' if example.endswith('/s') else 's'}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{json.dumps(value).strip(chr(34))}`"

@@ -59,7 +59,7 @@ def write_parquet(table: Sequence[Column], path: Path) -> None:
         from pyarrow import parquet
     except ImportError:
         raise ValueError(
-            "Parquet is written by the package pyarrow, which is not installed: pip install 'kvbench[parquet]', or take --csv"
+            "Parquet is written by the package pyarrow, which is not installed: pip install -e '.[parquet]', or take --csv"
         ) from None
     types = {"int": pa.int64(), "float": pa.float64(), "text": pa.string(), "list": pa.list_(pa.int64())}
     arrays = {column.name: pa.array(column.values, types[column.kind]) for column in table}

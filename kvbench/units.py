@@ -23,7 +23,8 @@ def parse(text: str, units: dict[str, float], what: str, example: str) -> float:
     """`text` as one number in base units. Durations may be compound ("1m30s"). Raises ValueError naming what is allowed."""
     parts = re.findall(rf"({_NUMBER})\s*([^\d\s.+-]+)", text.strip())
     if not parts or "".join(n + u for n, u in parts) != re.sub(r"\s+", "", text):
-        raise ValueError(f"{text!r} is not {what}: write a number and one of {', '.join(units)} (for example {example})")
+        allowed = f"one of {', '.join(units)}" if len(units) > 1 else next(iter(units))
+        raise ValueError(f"{text!r} is not {what}: write a number and {allowed} (for example {example})")
     if len(parts) > 1 and units is not DURATIONS:
         raise ValueError(f"{text!r} is not {what}: one number and one unit (for example {example})")
     total = 0.0

@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "shape": set(),
     "layout": {"shape"},
     "profile": {"core", "units", "shape", "layout"},
+    "reference": {"units"},
     "workload": {"core", "units"},
     "workload.standard": {"core", "units", "profile"},
     "metrics": {"core", "units"},

@@ -131,6 +131,7 @@ def test_the_reference_page_is_current_and_names_every_key() -> None:
     page = markdown(schema())
     assert (ROOT / "docs" / "scenario.md").read_text() == page, "run `make docs`"
     for word in (
+        "| `backlog` | such as `80GiB` | `16GiB` |",
         "`shape: wave`",
         "`dist: power_law`",
         "`law: bucket`",

@@ -1,7 +1,9 @@
 """`kvbench curve`: hit rate against cache size for every eviction policy, on a recorded trace. Parses and prints."""
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -48,6 +50,10 @@ def curve(
 
         names = plan.known(_names(policies))
         asked, sizes = _capacities(blocks), _tier_sizes(tiers)
+        if png:
+            from kvbench.plan.curve_png import check, draw
+
+            check(png)  # before the minutes that the curves may take
         trace = read(file, kind, unit.value if unit else None, block)
         refs = references(trace, "full" if count is Counted.full else "all")
         token_bytes = _token_bytes(model, refs)
@@ -55,8 +61,6 @@ def curve(
         lru = plan.Lru(refs)
         found = plan.points(refs, lru, names, asked or plan.capacities(refs, lru))
         if png:
-            from kvbench.plan.curve_png import draw
-
             draw(png, lru, found, file.name)
     except (ValueError, OSError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
@@ -78,7 +82,8 @@ def curve(
     ]
     if left := [name for name in plan.NAMES if name not in names and not policies]:
         lines += ["", f"not replayed: {', '.join(left)} (they have no kernel: --policies all takes about a minute)"]
-    typer.echo("\n".join([*lines, "", plan.conclusion(lru, found)]))
+    said = textwrap.wrap(plan.conclusion(lru, found), max(40, shutil.get_terminal_size().columns))
+    typer.echo("\n".join([*lines, "", *said]))
     if most := max((n for n in asked if n > refs.unique), default=0):
         typer.echo(f"note: {most:,} blocks are more than the {refs.unique:,} distinct ones: nothing is ever evicted", err=True)
 
@@ -90,7 +95,7 @@ def _say(trace: "Trace", policies: int) -> None:
     for warning in trace.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if not COMPILES:
-        typer.echo("note: numba is not installed: minutes instead of seconds (pip install 'kvbench[curve]')", err=True)
+        typer.echo("note: numba is not installed: minutes instead of seconds (pip install -e '.[curve]')", err=True)
     elif sys.stderr.isatty():
         typer.echo(f"replaying {policies} policies (compiled when first used: about 15 s once)", err=True)
 

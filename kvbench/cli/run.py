@@ -180,6 +180,8 @@ async def _open_sinks(scenario: "Scenario", path: Path, facts: dict[str, Any], c
         return await compose.open_sinks(scenario, SinkPlace(path, path.name, wall_time(), known))
     except BaseException:
         await crew.stop()
+        with suppress(OSError):
+            path.rmdir()
         raise
 
 

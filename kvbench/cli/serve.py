@@ -124,10 +124,11 @@ async def _run(
         loop.add_signal_handler(number, ear.hear, number)
     server = _build(spec, seed, speed, clock, tokenizer, events, cache_log)
     try:
-        bound = await server.listen(host, port)
+        bound = await _listen(server, host, port)
         clock.start()
         shown = f"[{host}]" if ":" in host else host
-        typer.echo(f"serving {spec.model} on {spec.hardware} at http://{shown}:{bound} ({speed:g}x real time); Ctrl-C ends it")
+        what = f"{_described(spec, server.machine.facts())}, {speed:g}x real time"
+        typer.echo(f"serving {what}\nat http://{shown}:{bound}/v1 (OpenAI's API; /metrics beside it); Ctrl-C ends it")
         await done.wait()
     finally:
         server.close()

@@ -127,6 +127,7 @@ def _model(name: str, kv_dtype: str | None) -> "tuple[Model, list[str]]":
 def _settings(hardware: str, engine: str | None, utilization: str | None, changed: list[str]) -> "tuple[Hardware, EngineProfile]":
     import yaml
 
+    from kvbench import units
     from kvbench.profile import load_engine, load_hardware
 
     devices, overrides = load_hardware(hardware), {}
@@ -139,6 +140,10 @@ def _settings(hardware: str, engine: str | None, utilization: str | None, change
         except (yaml.YAMLError, RecursionError):
             raise ValueError(f"--set {text}: {value!r} is no value: write KEY=VALUE, as in --set block=32") from None
     if utilization is not None:
+        try:
+            units.parse(utilization, units.SHARES, "a share", "90%")
+        except ValueError as error:
+            raise ValueError(f"--utilization: {error}") from None
         overrides["gpu_memory_utilization"] = utilization
     return devices, load_engine(engine or ("vllm-large" if devices.memory >= LARGE else "vllm"), **overrides)
 
@@ -206,7 +211,9 @@ def _verdict(sized: "Sized", ask: "Ask | None") -> Iterator[str]:
         )
     if ask is None:
         if sized.fits():
-            yield f"fits: {sized.concurrency:.2f} requests of {sized.length:,} tokens at once"
+            whole = min(max(0, sized.blocks - 1) // sized.request_blocks, sized.engine.max_num_seqs)
+            many = f"{whole:,} request{'s' if whole != 1 else ''} of {sized.length:,} tokens at once"
+            yield f"fits: {many} (vLLM's log says {sized.concurrency:,.2f}x)"
         return
     have, need, most = max(0, sized.blocks - 1), sized.need(ask), sized.holds(ask)
     what = f"{ask.requests:,} requests of {ask.prompt:,} + {ask.output:,} tokens"

@@ -73,7 +73,7 @@ class KvEventsCollector:
         try:
             import zmq  # an extra
         except ImportError:
-            raise CollectorError("KV events need the package pyzmq: pip install 'kvbench[events]'") from None
+            raise CollectorError("KV events need the package pyzmq: pip install -e '.[events]'") from None
         self._zmq: Any = zmq
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)

@@ -89,6 +89,7 @@ class CodedCache(Cache):
         for group, table in zip(self.groups, holding.tables, strict=True):
             if holding.length < group.least:
                 self._encode(group, table)
+            table.came = 0
         super().release(holding, tokens)
 
     def _steps(self, pool: Pool, holdings: Sequence[tuple[Holding, int]], most: int) -> int:
@@ -131,6 +132,7 @@ class CodedCache(Cache):
         holdings = list(holdings)
         super().check(holdings)
         self.encoder.check()
+        assert self.debt >= 0, "encoding that was never done is given back"
         for held in holdings:
             for group, table in zip(self.groups, held.tables, strict=True):
                 own = len(table.blocks) - table.came + len(table.beside)

@@ -65,7 +65,7 @@ class Table:
         self.blocks: list[int] = []
         self.passed = 0  # leading blocks that fell out of the window: the null block stands for them
         self.published = 0  # leading blocks that are, or were, in the pool's index
-        self.came = 0  # leading blocks that were found, encoded, when the sequence last entered (coded.py)
+        self.came = 0  # leading blocks that were found, encoded, when the sequence entered (coded.py)
         self.beside: list[int] = []  # blocks that hold, with its own, what is not encoded yet (coded.py)
 
     def valid(self, tokens: int, block: int) -> dict[int, int]:

@@ -12,8 +12,9 @@ from kvbench.engine import Key
 
 Op = Literal["hit", "miss", "alloc", "store", "free", "evict", "reset", "spill", "restore", "migrate"]
 """hit, miss: a full block of a prompt was looked up at an admission (a hit in a tier below has its name); alloc: a block was
-taken, still without content; store: it is full and has its key; free: its last reference went; evict: its content was given up for another; reset: it was given up
-for nothing, once with each key and once without; spill, restore, migrate: content went down a tier, came up, moved between nodes.
+taken, still without content; store: it is full and has its key; free: its last reference went; evict: its content was given up
+for another, or because it is too short to keep; reset: it was given up for nothing, once with each key and once without; spill,
+restore, migrate: content went down a tier, came up, moved between nodes.
 """
 
 

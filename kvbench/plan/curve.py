@@ -182,6 +182,11 @@ def facts(refs: References, lru: Lru, tiers: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def _shown(rate: float) -> float:
+    """A rate as the table has it, in hundredths of a per cent: what the text says is the difference of what it shows."""
+    return round(rate, 4)
+
+
 def conclusion(lru: Lru, found: Sequence[Point]) -> str:
     """A sentence or three for who buys the memory."""
     knee = lru.knee()
@@ -192,7 +197,9 @@ def conclusion(lru: Lru, found: Sequence[Point]) -> str:
     reached, most = 100 * lru.rate(nearest) / lru.ideal, 100 * lru.ideal
     text = f"LRU at {nearest:,} blocks ({where}) reaches {reached:.0f} % of the ideal {most:.2f} %"
     gains = {
-        (point.policy, point.blocks): point.block_hit_rate - lru.rate(point.blocks) for point in found if point.policy != "lru"
+        (point.policy, point.blocks): _shown(point.block_hit_rate) - _shown(lru.rate(point.blocks))
+        for point in found
+        if point.policy != "lru"
     }
     online = {key: gain for key, gain in gains.items() if key[0] != "belady"}
     here = max((key for key in online if key[1] == nearest), key=online.__getitem__, default=None)

@@ -1,6 +1,7 @@
 """Hit-rate curves as a picture."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +9,20 @@ import numpy as np
 from kvbench.plan.curve import Lru, Point
 
 
+def check(path: Path) -> None:
+    """Raises ValueError where no picture could be drawn at `path`: without matplotlib, or in a folder that is not there."""
+    if find_spec("matplotlib") is None:
+        raise ValueError("--png needs the package matplotlib, which is not installed: pip install -e '.[curve]'")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"--png {path}: there is no folder {path.absolute().parent}")
+
+
 def draw(path: Path, lru: Lru, points: Sequence[Point], title: str) -> None:
-    """Write a PNG: every policy's block hit rate over blocks, LRU as its whole curve, the ideal and the knee. Raises ValueError
-    without matplotlib, OSError where the file cannot be written."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError("--png needs matplotlib: pip install 'kvbench[curve]'") from None
+    """Write a PNG: every policy's block hit rate over blocks, LRU as its whole curve, the ideal and the knee. Raises OSError
+    where the file cannot be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="cache size, blocks", ylabel="block hit rate, %", title=title, xscale="log")

@@ -1,8 +1,8 @@
 """One run of a scenario's steady load under a law, without files, records or an event loop: the same parts, played bare.
 
 Engine or cluster, tiers, faults, gate, arrivals and content are those of a run, and the law sees the windows that a run would
-show it, as far as laws of the cache and the queue read them. Left out: latencies and token counts in windows, sessions, closed loops,
-other phases: the load, and with it the time of faults, begins at 0.
+show it, as far as laws of the cache and the queue read them. Left out: latencies and token counts in windows, sessions, closed
+loops, other phases: the load, and with it the time of faults, begins at 0.
 """
 
 import math

@@ -94,8 +94,8 @@ class Bench:
 
 
 def prepare(scenario: Scenario) -> tuple[Machine, Iterator[Job]]:
-    """The scenario's engine or cluster, without its faults, and the requests of its steady phase in order. ValueError where it has
-    none."""
+    """The scenario's engine or cluster, without its faults, and the requests of its steady phase in order. ValueError where it
+    has none."""
     spec = scenario.target
     if not isinstance(spec, Sim):
         raise ValueError("the target is not the embedded engine: describe the server as `target: {kind: sim, ...}`")

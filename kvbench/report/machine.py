@@ -20,10 +20,12 @@ MOST_NODES = 12  # shown; summary.json has all
 
 def machine(samples: Sequence[Sample], start: Seconds, end: Seconds, target: Mapping[str, Any]) -> dict[str, Any]:
     """`tiers`, `nodes` and `groups`, each with `rows` and, where there are none, the reason."""
+    apart = [sample for sample in samples if sample.source == "node" and sample.name in NODE]
+    samples = [sample for sample in samples if sample.source not in cache.APART]  # of many nodes these are few
     looked = cache.counter(samples, "query_tokens_total", start, end)["value"]
     return {
         "tiers": _tiers(samples, start, end, target, looked),
-        "nodes": _nodes(samples, start, end, target),
+        "nodes": _nodes(samples, apart, start, end, target),
         "groups": _groups(samples, start, end, target),
     }
 
@@ -63,12 +65,14 @@ def _tiers(
     }
 
 
-def _nodes(samples: Sequence[Sample], start: Seconds, end: Seconds, target: Mapping[str, Any]) -> dict[str, Any]:
-    """Per node, and what is told of all together: nodes_up, imbalance (largest kv_usage / mean of those up), what moved."""
+def _nodes(
+    samples: Sequence[Sample], told: Sequence[Sample], start: Seconds, end: Seconds, target: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Per node, by what each `told`, and what is said of all together: nodes_up, imbalance (largest kv_usage / mean of those up),
+    what moved."""
     apart: dict[str, list[Sample]] = {}
-    for sample in samples:
-        if sample.source == "node" and sample.name in NODE:
-            apart.setdefault(str(sample.labels.get("node")), []).append(replace(sample, source="target", labels={}))
+    for sample in told:
+        apart.setdefault(str(sample.labels.get("node")), []).append(replace(sample, source="target", labels={}))
     facts = dict(enumerate(target.get("nodes") or ()))
     rows = []
     for name, own in apart.items():

@@ -127,7 +127,7 @@ class Publisher:
         try:
             import zmq  # an extra
         except ImportError:
-            raise ValueError("KV events need the package pyzmq: pip install 'kvbench[events]'") from None
+            raise ValueError("KV events need the package pyzmq: pip install -e '.[events]'") from None
         self._zmq: Any = zmq
         self._context: Any = zmq.Context()
         self._topic, self._number = topic.encode(), 0

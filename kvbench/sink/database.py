@@ -125,7 +125,7 @@ def _package() -> tuple[Any, Any]:
         from influxdb_client.client.write_api import SYNCHRONOUS
     except ImportError:
         raise ValueError(
-            "mode v2 writes through the package influxdb-client, which is not installed: pip install 'kvbench[influx]' "
+            "mode v2 writes through the package influxdb-client, which is not installed: pip install -e '.[influx]' "
             "(mode v1 needs no package; InfluxDB 1.x and VictoriaMetrics take it)"
         ) from None
     return InfluxDBClient, SYNCHRONOUS

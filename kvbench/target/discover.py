@@ -1,5 +1,8 @@
 """What answers at a URL: asked before the run, over aiohttp, away from the hot path. Nothing here ever repeats a header."""
 
+import os
+import re
+import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,8 +60,7 @@ async def _server(session: aiohttp.ClientSession, base: str) -> dict[str, Any]:
             status, software = answer.status, answer.headers.get("Server")
             listed = await _json(answer)
     except _UNANSWERED as error:
-        why = str(error) or (f"silent for {PATIENCE.total:g} s" if isinstance(error, TimeoutError) else type(error).__name__)
-        raise TargetUnreachable(f"nothing answers at {base}/v1/models: {why}") from None
+        raise TargetUnreachable(f"nothing answers at {base}/v1/models: {_why(error)}") from None
     try:
         async with session.get(f"{base}/version") as answer:
             version = (await _json(answer)).get("version") if answer.status == 200 else None
@@ -76,6 +78,16 @@ async def _server(session: aiohttp.ClientSession, base: str) -> dict[str, Any]:
         "owner": models[0].get("owned_by") if models else None,
         "max_context": {entry["id"]: entry["max_model_len"] for entry in models if isinstance(entry.get("max_model_len"), int)},
     }
+
+
+def _why(error: BaseException) -> str:
+    """What went wrong in the system's words; aiohttp's repeat the address, and how it holds its TLS context."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(error, TimeoutError):
+        return f"silent for {PATIENCE.total:g} s"
+    if isinstance(cause, OSError) and not isinstance(cause, (ssl.SSLError, socket.gaierror)) and cause.errno:
+        return os.strerror(cause.errno).lower()
+    return re.sub(r" ssl:\S+ \[(.*)\]$", r": \1", str(cause)) or type(error).__name__
 
 
 async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class File(_Text):
         try:
             from tokenizers import Tokenizer as Engine  # an extra, and 30 ms that runs without it need not pay
         except ImportError:
-            raise ValueError("tokenizer: a file needs the package tokenizers: pip install 'kvbench[tokenizer]'") from None
+            raise ValueError("tokenizer: a file needs the package tokenizers: pip install -e '.[tokenizer]'") from None
         try:
             self._engine: Any = Engine.from_file(str(path))
         except Exception as error:  # the library raises bare Exception

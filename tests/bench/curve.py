@@ -3,14 +3,15 @@
 usage: python tests/bench/curve.py [ROUNDS]      prints million references/s (best of the rounds) and the ratio of each policy
 kernels are kvbench curve's, over arrays; objects are the engine's own policies (engine/evict) over a set of resident keys.
 libcachesim reads its binary oracleGeneral file, already in memory, and is given the hash table size that suits it best.
-Machines are noisy: only the ratios of one run mean something. Exit code 1 where one falls short of its floor.
+Times are the process's own; all run in one thread. Machines are noisy: only the ratios of one run mean something.
+Exit code 1 where one falls short of its floor.
 """
 
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import libcachesim as theirs
 import numpy as np
@@ -31,12 +32,12 @@ FLOOR, CURVE_FLOOR = 0.5, 2.0
 
 
 def best(run: Callable[[], object], rounds: int) -> float:
-    """Seconds of the fastest of the rounds."""
+    """Seconds of this process in the fastest of the rounds."""
     found = []
     for _ in range(rounds):
-        begin = perf_counter()
+        begin = process_time()
         run()
-        found.append(perf_counter() - begin)
+        found.append(process_time() - begin)
     return min(found)
 
 

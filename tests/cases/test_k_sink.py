@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,35 +50,36 @@ def test_k01_the_database_has_as_many_requests_as_the_report(tmp_path: Path) -> 
     assert held == whole.summary["outcomes"]["ok"] == len(whole.records) > 150
 
 
-@pytest.mark.parametrize("how", ["closes", "ctrl-c"])
-def test_k02_the_last_batch_arrives_too(tmp_path: Path, how: str) -> None:
-    """2,501 points and an end at once, by itself or by Ctrl-C: all are delivered, or it is said how many are not."""
-    program = tmp_path / "p.py"
-    program.write_text(
-        "import asyncio, os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from kvbench.core import Sample\n"
-        "from kvbench.sink import SinkPlace\n"
-        "from kvbench.sink.influx import Influx\n"
-        "url, folder, how = sys.argv[1:]\n"
-        "async def work():\n"
-        "    sink = Influx(url=url, mode='v1').build(SinkPlace(Path(folder), 'run', 1.7e9))\n"
-        "    try:\n"
-        "        for n in range(2501):\n"
-        "            sink.write(Sample(t=n / 1000, name='x', value=float(n)))\n"
-        "        if how == 'ctrl-c':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "            await asyncio.sleep(5)\n"
-        "    finally:\n"
-        "        await sink.aclose()\n"
-        "        print(sink.told()['delivered'], flush=True)\n"
-        "asyncio.run(work())\n"
-    )
+def test_k02_the_last_batch_arrives_when_a_run_ends_at_once(tmp_path: Path) -> None:
     with Rude() as rude:
-        command = [sys.executable, str(program), rude.url, str(tmp_path / "run"), how]
-        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert found.stdout.strip() == "2501", found.stderr
-    assert sum(" x=" in line for line in rude.lines) == 2501
+        sink = Influx(url=rude.url, mode="v1").build(SinkPlace(tmp_path, "run", 1.7e9))
+        for n in range(2501):
+            sink.write(Sample(t=n / 1000, name="x", value=float(n)))
+        _close(sink)
+    assert sum(" x=" in line for line in rude.lines) == sink.told()["delivered"] == 2501
+
+
+def test_k02_the_last_batch_arrives_when_ctrl_c_ends_a_run(tmp_path: Path) -> None:
+    with instant("4", "2000") as url, Rude() as rude:
+        text = SERVED.replace("URL", url).replace("RATE", "500").replace("LENGTH", "60s")
+        text += f'sinks: [{{kind: influx, url: "{rude.url}", mode: v1, requests: true}}]\n'
+        (tmp_path / "s.yaml").write_text(text)
+        command = [sys.executable, "-m", "kvbench", "run", str(tmp_path / "s.yaml"), "--quiet", "--out", str(tmp_path / "out")]
+        run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        try:
+            for _ in range(600):
+                if len(rude.posts) > 8 or run.poll() is not None:
+                    break
+                time.sleep(0.05)
+            run.send_signal(signal.SIGINT)
+            _, said = run.communicate(timeout=30)
+        finally:
+            run.kill()
+    files = load(next((tmp_path / "out").iterdir()))
+    assert run.returncode == 130, said
+    assert len(files.records) > 200
+    ids = [int(line.split(" measured=")[1].split(",id=")[1].split("i")[0]) for line in rude.lines if "kvbench_request" in line]
+    assert sorted(ids) == sorted(record.id for record in files.records)
 
 
 def test_k02_what_was_not_delivered_is_counted(tmp_path: Path) -> None:

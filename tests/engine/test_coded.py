@@ -234,3 +234,15 @@ def test_random_loads_keep_every_invariant_and_end(seed: int) -> None:
     assert over > 10
     assert built.gauges()["preemptions"] > 0
     assert all(pool.referenced == 0 for pool in built.cache.pools)
+
+
+def test_a_short_sequence_that_is_cancelled_while_it_waits_owes_nothing() -> None:
+    built = engine({"codec": "sparse-25"})
+    built.submit(Job(0, ((1, 40),), 1), 0.0)
+    to_end(built)
+    built.submit(Job(1, ((1, 40), (2, 8)), 9), 10.0)
+    built.advance(10.5)
+    built.preempt()
+    owed = built.cache.debt
+    built.cancel(1, 10.5)
+    assert built.cache.debt == owed > 0

@@ -36,9 +36,11 @@ MACHINES: dict[str, dict[str, Any]] = {
     "tiers": {"tiers": BACK},
     "layers and tiers": {"layers": LAYERS, "tiers": THROUGH, "settings": {"policy": "learned", "preallocate": 0.5}},
     "cluster": {"cluster": THREE},
-    "cluster with all": {"cluster": THREE, "layers": LAYERS, "tiers": CHOSEN, "settings": {"policy": "sieve", "victim": "most_blocks"}},
+    "cluster with all": {
+        "cluster": THREE, "layers": LAYERS, "tiers": CHOSEN, "settings": {"policy": "sieve", "victim": "most_blocks"},
+    },
     "apart": {"cluster": APART, "tiers": BACK, "settings": {"prefill": "whole"}},
-}
+}  # fmt: skip
 
 
 def faults(rng: random.Random, until: float, spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -71,7 +73,7 @@ class Witness:
 
     def __call__(self, access: Access) -> None:
         self.told[access.op] += 1
-        if access.op == "reset" and access.key is None or access.tier != "gpu" or access.op in ("spill", "restore", "migrate"):
+        if access.tier != "gpu" or access.op in ("spill", "restore", "migrate") or (access.op, access.key) == ("reset", None):
             return
         place = (access.node, access.group, access.block)
         if access.op == "alloc":

@@ -1,4 +1,5 @@
-"""Moves of quota, by hand: three groups of 100 usable blocks of 1,000, 500 and 2,000 bytes; and in an engine, with tiers and faults."""
+"""Moves of quota, by hand: three groups of 100 usable blocks of 1,000, 500 and 2,000 bytes; and in an engine, with tiers and
+faults."""
 
 import pytest
 

@@ -247,6 +247,36 @@ def test_a_picture(tmp_path: Path) -> None:
     assert ran(tmp_path / "trace.jsonl", "--policies", "lru", "--png", tmp_path / "no" / "x.png").exit_code == 2
 
 
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_curves_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_hand(tmp_path)
+
+    def never(*_: object) -> None:
+        raise AssertionError("computed, and there is nothing to draw with")
+
+    monkeypatch.setattr("kvbench.plan.curve.points", never)
+    there = ran(tmp_path / "trace.jsonl", "--policies", "lru", "--png", tmp_path / "no" / "x.png")
+    assert (there.exit_code, "there is no folder" in there.stderr) == (2, True)
+    monkeypatch.setattr("kvbench.plan.curve_png.find_spec", lambda name: None)
+    found = ran(tmp_path / "trace.jsonl", "--policies", "lru", "--png", tmp_path / "x.png")
+    assert (found.exit_code, "pip install -e '.[curve]'" in found.stderr) == (2, True)
+
+
+def test_the_conclusion_says_the_difference_of_what_the_table_shows(tmp_path: Path) -> None:
+    text = conclusion(Lru(by_hand(tmp_path)), [point("arc", 2, 0.39996)])  # 40.00 in the table and LRU's 33.33; exactly 6.663
+    assert "arc would gain 6.67 points there" in text
+
+
+def test_the_summary_fits_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    by_hand(tmp_path)
+    lines = ran(tmp_path / "trace.jsonl", "--policies", "lru,belady", "--blocks", "1,2").stdout.splitlines()
+    said = lines[next(k for k, line in enumerate(lines) if line.startswith("LRU at")) :]
+    assert max(map(len, said)) <= 60
+    assert len(said) > 1
+
+
 def test_nothing_is_used_twice(tmp_path: Path) -> None:
     file = traced(tmp_path, {"n_in": 10, "hashes": [1]}, {"n_in": 10, "hashes": [2]})
     found = ran(file, "--policies", "lru,belady", "--blocks", "1", "--png", tmp_path / "x.png")

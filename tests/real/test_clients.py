@@ -1,8 +1,8 @@
 """Other people's benchmark clients, unchanged, against `kvbench serve`: what they count is what the server counts.
 
 Each needs its command on PATH or in the variable named here, and a directory with a Hugging Face tokenizer in KVBENCH_TOKENIZER:
-`vllm` (KVBENCH_VLLM; `pip install vllm`) and `guidellm` (KVBENCH_GUIDELLM; `pip install guidellm`). `make test-real` installs both
-and sets all three. Twenty short requests each.
+`vllm` (KVBENCH_VLLM; `pip install vllm`) and `guidellm` (KVBENCH_GUIDELLM; `pip install guidellm`). `make test-real` installs
+both and sets all three. Twenty short requests each.
 """
 
 import json

@@ -347,7 +347,8 @@ def test_vllms_priority_and_cache_salt_reach_the_engine() -> None:
 
         first = asyncio.ensure_future(ask(0, max_tokens=2000))
         await asyncio.sleep(0.1)
-        others = [asyncio.ensure_future(ask(*one[:1], **one[1])) for one in ((1, {"priority": 5}), (2, {"priority": -1}), (3, {}))]
+        wanted: list[dict[str, Any]] = [{"priority": 5}, {"priority": -1}, {}]
+        others = [asyncio.ensure_future(ask(number, **more)) for number, more in enumerate(wanted, 1)]
         cached = await asyncio.gather(first, *others)
         assert ended == [0, 2, 3, 1]
         assert cached == [0, 48, 48, 48]

@@ -32,7 +32,7 @@ workload:
   arrivals: {shape: poisson, rate: 4/s}
   prompt: 200
   output: 40
-phases: {steady: {for: 30s}, drain: {for: 1m}}
+phases: {steady: {for: 12s}, drain: {for: 1m}}
 sinks: [{kind: influx, url: "URL", mode: MODE, requests: true, tags: {lab: here}}]
 """
 
@@ -77,7 +77,7 @@ def test_influxd_holds_the_windows_requests_samples_and_events_of_a_run(influxd:
     run, files = whole.directory.name, load(whole.directory)
     same_windows(whole.directory, influxd.rows(f"SELECT * FROM kvbench_window WHERE run = '{run}'"))
     requests = influxd.rows(f"SELECT id, n_out, ttft, outcome FROM kvbench_request WHERE run = '{run}'")
-    assert len(requests) == len(files.records) > 80
+    assert len(requests) == len(files.records) > 30
     for row in requests:
         record = whole.records[row["id"]]
         assert (row["n_out"], row["outcome"]) == (record.n_out, record.outcome)
@@ -91,7 +91,7 @@ def test_influxd_holds_the_windows_requests_samples_and_events_of_a_run(influxd:
     assert ledger["delivered"] == ledger["points"] >= len(files.windows) + len(files.records)
 
 
-@pytest.mark.parametrize("mode", ["v1", "v2"])
+@pytest.mark.parametrize("mode", [pytest.param("v1", marks=pytest.mark.slow), "v2"])
 def test_victoria_metrics_holds_the_windows_of_a_run(victoria: Victoria, tmp_path: Path, mode: str) -> None:
     whole = simulated(sunk(victoria.url, mode), tmp_path)
     run, windows, zero = whole.directory.name, load(whole.directory).windows, wall(whole.directory)
@@ -155,6 +155,7 @@ def test_influxd_has_no_v2_address_and_the_sink_says_so(influxd: Influxd, tmp_pa
         Influx(url=influxd.url).build(SinkPlace(tmp_path, "r", 1e9))
 
 
+@pytest.mark.slow
 def test_a_body_that_influxd_refuses_for_its_length_arrives_in_parts(tmp_path: Path) -> None:
     server = Influxd(tmp_path / "db")
     server.most = 20_000

@@ -110,7 +110,7 @@ def test_parquet_without_its_package_says_what_to_install(
 
     monkeypatch.setattr(builtins, "__import__", missing)
     code, said = export(directory, tmp_path / "out", "--parquet")
-    assert (code, "pip install 'kvbench[parquet]'" in said) == (2, True)
+    assert (code, "pip install -e '.[parquet]'" in said) == (2, True)
     assert not list((tmp_path / "out").iterdir())
 
 
