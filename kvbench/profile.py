@@ -72,7 +72,7 @@ class EngineProfile(Profile):
     max_preemptions: int | None = Field(
         default=None,
         ge=0,
-        description="a request that lost its blocks so often fails (oom) where it would lose them again; 0: at once; absent: never",
+        description="a request that lost its blocks so often fails (oom) where it would lose them again; absent: never",
     )
     prefill: Literal["chunked", "whole"] = Field(
         default="chunked", description="a prompt is computed in pieces that fit the steps' token budget, or whole in one step"

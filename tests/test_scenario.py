@@ -366,7 +366,8 @@ def test_kv_counts_every_node(tmp_path: Path) -> None:
 def test_the_pool_is_that_of_the_machine(tmp_path: Path) -> None:
     """Groups of layers, nodes, windows: what the plan says the cache holds is what the built machine says."""
     groups = "[{layers: 1-6, quota: 30%}, {layers: 7-12, quota: 20%, codec: int4-g64}, {layers: 13+, quota: 50%}]"
-    for change in (f"layers={{groups: {groups}}}", "cluster={replicas: 2}", "cache_profile_aggressiveness=0.7", "model=gpt-oss-20b"):
+    changes = (f"layers={{groups: {groups}}}", "cluster={replicas: 2}", "cache_profile_aggressiveness=0.7", "model=gpt-oss-20b")
+    for change in changes:
         found = scenario(tmp_path, FLAT, f"target.{change}")
         assert isinstance(found.target, Sim)
         assert forecast(found)["kv"]["pool_tokens"] == compose.build_machine(found.target, 0).facts()["kv_tokens"]

@@ -3,6 +3,7 @@
 Verbs import what they need when they run, so that `kvbench --help` answers at once.
 """
 
+import errno
 import io
 import sys
 
@@ -65,4 +66,9 @@ def main() -> None:
     """The `kvbench` command. What stdout's encoding cannot show (a name, a server's words) is shown as ?, and ends nothing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    app()
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        sys.exit(f"error: what was to be printed cannot be written: {error.strerror}")  # exit code 1

@@ -125,10 +125,11 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
         raise
     opened.facts["warnings"] += [f"collector {told['source']}: {told['error']}" for told in crew.facts if told["error"]]
     view = VIEWS["quiet" if quiet else "live" if console.is_terminal else "plain"](console, len(phases), wall_time)
+    target = Overheard(opened.target, crew.listeners) if crew.listeners else opened.target
+    controls, windows = compose.build_controls(scenario, phases), scenario.windows
     setup = Setup(
-        target=Overheard(opened.target, crew.listeners) if crew.listeners else opened.target, phases=phases, crew=crew, sinks=sinks,
-        controls=compose.build_controls(scenario, phases), view=view, length=scenario.windows.length, slide=scenario.windows.slide,
-        slos=compose.build_slos(scenario),
+        target=target, phases=phases, controls=controls, sinks=sinks, view=view, crew=crew,
+        length=windows.length, slide=windows.slide, slos=compose.build_slos(scenario),
     )  # fmt: skip
     log = journal.Journal(path)
     log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv) | {"baseline": planned, "collectors": crew.facts})
@@ -176,12 +177,13 @@ async def _open_sinks(scenario: "Scenario", path: Path, facts: dict[str, Any], c
     from kvbench.sink import SinkPlace
 
     known = {"scenario": scenario.name, "model": facts.get("model"), "engine": facts.get("engine")}
+    place = SinkPlace(path, path.name, wall_time(), known)
     try:
-        return await compose.open_sinks(scenario, SinkPlace(path, path.name, wall_time(), known))
+        return await compose.open_sinks(scenario, place)
     except BaseException:
         await crew.stop()
         with suppress(OSError):
-            path.rmdir()
+            place.directory.rmdir()
         raise
 
 

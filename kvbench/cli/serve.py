@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -91,7 +91,9 @@ def _target(scenario: Path | None, parts: dict[str, str], sets: list[str], nodes
         return Sim.model_validate(source.data, context={"text": True})
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'target'}: {first['msg']}") from None
+        raise ValueError(
+            f"{'.'.join(map(str, first['loc'])) or 'target'}: {first['msg'].removeprefix('Value error, ')}"
+        ) from None
 
 
 def _factor(speed: str) -> float:
@@ -128,11 +130,34 @@ async def _run(
         clock.start()
         shown = f"[{host}]" if ":" in host else host
         what = f"{_described(spec, server.machine.facts())}, {speed:g}x real time"
-        typer.echo(f"serving {what}\nat http://{shown}:{bound}/v1 (OpenAI's API; /metrics beside it); Ctrl-C ends it")
+        typer.echo(f"serving {what}, at http://{shown}:{bound}/v1 (Ctrl-C ends it)")
         await done.wait()
     finally:
         server.close()
     return CODES[ear.number] if ear.number is not None else 0
+
+
+async def _listen(server: "Server", host: str, port: int) -> int:
+    """The port that is bound. ValueError, saying which other to take, where somebody has it."""
+    import errno
+
+    try:
+        return await server.listen(host, port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise ValueError(f"port {port} of {host} is in use: name another with --port, or 0 for one that is free") from None
+
+
+def _described(spec: "Sim", facts: dict[str, Any]) -> str:
+    """Model, devices, who leaves the cache, and who chooses a node."""
+    from kvbench.engine.router import ROUTERS
+    from kvbench.report.sentences import devices
+
+    routed = ""
+    if spec.cluster is not None:
+        routed = f", routed by {next(name for name, kind in ROUTERS.items() if isinstance(spec.cluster.router, kind))}"
+    return f"{spec.model} on {devices(facts)}{routed}, cache policy {spec.load_engine().policy}"
 
 
 def _build(

@@ -93,7 +93,9 @@ def size(
             raise ValueError("--rate goes with --reported: tokens for each request of a total held at that rate")
     except ValidationError as error:
         first = error.errors()[0]
-        typer.echo(f"error: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}", err=True)
+        typer.echo(
+            f"error: {'.'.join(str(part) for part in first['loc'])}: {first['msg'].removeprefix('Value error, ')}", err=True
+        )
         raise typer.Exit(2) from None
     except (ValueError, OSError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)

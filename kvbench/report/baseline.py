@@ -14,7 +14,8 @@ import numpy as np
 from kvbench.core import Record, Sample
 from kvbench.metrics import request
 from kvbench.metrics.histogram import order_statistic
-from kvbench.report import accounting, cache
+from kvbench.report import accounting
+from kvbench.report.energy import drawn_power
 from kvbench.report.files import RunFiles
 from kvbench.report.intervals import Floats, describe, nothing
 from kvbench.report.kept import Kept, Planned
@@ -126,7 +127,7 @@ def _power(samples: Sequence[Sample], phase: Phase | None) -> dict[str, Any]:
     """Mean power over a phase, W; of several devices the sum."""
     if phase is None:
         return {"mean": None, "n": 0, "unit": "W", "reason": "the scenario gives it no time: phases.baseline.idle_power"}
-    row = cache.gauge(samples, "power", phase.start, phase.end)
+    row = drawn_power(samples, phase.start, phase.end)
     devices = list(row.get("series", {"": row}).values())
     if any(one["mean"] is None for one in devices):
         return {"mean": None, "n": 0, "unit": "W", "reason": NO_POWER}

@@ -12,15 +12,18 @@ KWH = 3.6e6  # J
 
 
 def energy(
-    samples: Sequence[Sample], start: Seconds, end: Seconds, tokens: float, requests: int, target: Mapping[str, Any]
-) -> dict[str, Any]:
+    samples: Sequence[Sample], start: Seconds, end: Seconds, tokens: float, requests: int,
+    target: Mapping[str, Any], idle: float | None,
+) -> dict[str, Any]:  # fmt: skip
     """joules: increase of the counter, all devices summed; `power`: the mean of the power readings beside it.
 
-    tokens: output tokens that arrived in [start, end); requests: that ended ok in it. The dynamic rows leave out idle power.
+    tokens: output tokens that arrived in [start, end); requests: that ended ok in it. The dynamic rows leave out `idle`, W, what
+    the devices drew before the run had begun; None where nobody measured it.
     """
-    counted, power = cache.counter(samples, "energy_total", start, end), cache.gauge(samples, "power", start, end)
-    idle = target.get("idle_power")
-    row: dict[str, Any] = {"modelled": target.get("kind") == "sim", "idle_power": idle, "power": power["mean"]}
+    modelled = target.get("kind") == "sim"
+    counted = cache.counter(samples, "energy_total" if modelled else "gpu_energy_j_total", start, end)
+    power = drawn_power(samples, start, end)
+    row: dict[str, Any] = {"modelled": modelled, "idle_power": idle, "power": power["mean"]}
     if counted["value"] is None or end - start < LEAST:
         reason = counted["reason"] or f"the interval is shorter than {units.duration(LEAST)}"
         return row | {"joules": None, "reason": reason}
@@ -41,11 +44,19 @@ def energy(
     }
 
 
+def drawn_power(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str, Any]:
+    """W, all devices of the target summed: the embedded engine's model, else what NVML, an agent or a DCGM exporter read."""
+    modelled = cache.gauge(samples, "power", start, end)
+    return modelled if modelled["mean"] is not None else cache.gauge(samples, "gpu_power_w", start, end)
+
+
 def rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, text) for the report."""
     if found["joules"] is None or found["joules_per_token"] is None:
         return
-    by = "modelled" if found["modelled"] else "by the energy counter"
+    apart = found["disagreement"]
+    beside = f" (power readings say {apart:+.1%})" if apart is not None else ""
+    by = "modelled" if found["modelled"] else f"by the energy counter{beside}"
     apart = found["joules_per_token_without_idle"]
     without = f" ({apart:.3g} beyond idle)" if apart is not None else ""
     per = f"{found['joules_per_token']:.3g} J/token{without}, {found['requests_per_kwh']:,.0f} requests/kWh"

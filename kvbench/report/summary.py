@@ -37,6 +37,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
     seed = int(files.manifest.get("seed") or 0)
     cohort, every = Cohort(head.records), Cohort(files.records)
     arrivals, rates = tokens.Arrivals(files.records), tokens.Rates(files.records)
+    base = baseline(files, found)
     summary: dict[str, Any] = {
         "kvbench": __version__,
         "run": _run(files),
@@ -57,13 +58,13 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "told": cache.told(head.records),
         "server": server.server(files),
         "cache": accesses(files),
-        "energy": _energy(files, head, arrivals, rates),
+        "energy": _energy(files, head, arrivals, rates, base),
         "telemetry": telemetry(files),
         "first_uses": first_uses.table(files, apart, seed),
         "features": features(head.records),
         "classes": _classes(cohort, files, seed),
         "phases": [_phase(phase, every, rates, arrivals) for phase in found],
-        "baseline": baseline(files, found),
+        "baseline": base,
         "levels": levels(files, found, rates),
         "watch": watched(files),
         "changes": changes(files, found),
@@ -166,10 +167,14 @@ def _tokens(files: RunFiles, head: Headline, arrivals: tokens.Arrivals, seed: in
     }
 
 
-def _energy(files: RunFiles, head: Headline, arrivals: tokens.Arrivals, rates: tokens.Rates) -> dict[str, Any]:
+def _energy(files: RunFiles, head: Headline, arrivals: tokens.Arrivals, rates: tokens.Rates, base: Any) -> dict[str, Any]:
     came = arrivals.throughput(head.start, head.end, 0)["n"]
     ok = rates.within(head.start, head.end, None, 0)["ok"]["n"]
-    return energy.energy(files.samples, head.start, head.end, came, ok, files.manifest.get("target") or {})
+    target = files.manifest.get("target") or {}
+    idle = (
+        target.get("idle_power") if target.get("kind") == "sim" else ((base or {}).get("power") or {}).get("idle", {}).get("mean")
+    )
+    return energy.energy(files.samples, head.start, head.end, came, ok, target, idle)
 
 
 def _brief(cohort: Cohort) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class Sender:
             self._keep()
         except OSError as error:  # the spool's own files went away
             self._halt(f"the spool {self.spool.directory} cannot be used: {error.strerror or error}")
+        except Exception as error:  # of ours; the run goes on, and its points are in its directory
+            self._halt(f"internal error while sending to {self.database.where}: {type(error).__name__}: {error}")
         finally:
             self.database.close()
 

@@ -85,8 +85,10 @@ def _why(error: BaseException) -> str:
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(error, TimeoutError):
         return f"silent for {PATIENCE.total:g} s"
-    if isinstance(cause, OSError) and not isinstance(cause, (ssl.SSLError, socket.gaierror)) and cause.errno:
+    if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError) and cause.errno and cause.errno > 0:
         return os.strerror(cause.errno).lower()
+    if isinstance(cause, socket.gaierror):
+        return (cause.strerror or str(cause)).lower()
     return re.sub(r" ssl:\S+ \[(.*)\]$", r": \1", str(cause)) or type(error).__name__
 
 

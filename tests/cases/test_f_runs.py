@@ -78,7 +78,7 @@ def test_f05_timeouts_stay_out_of_the_latencies_and_have_their_own_table(tmp_pat
 def test_f06_the_cohort_is_followed_to_its_last_answer(tmp_path: Path) -> None:
     """Steady of 0.5 s, answers take up to 0.9 s: nothing is cut at the stage's length, and both intervals stand in the report.
 
-    The window of the server's own counters comes with the collectors.
+    The window of the server's own counters is in test_i_server_metrics.py.
     """
     text = served("{shape: constant, rate: 20/s}", "{steady: {for: 500ms}, drain: {for: 3s}}")
     found = against(Stub(lambda seen: Reply([(90.0 * (seen.number + 1), ANSWER)])), text, tmp_path).summary

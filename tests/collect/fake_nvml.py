@@ -1,4 +1,4 @@
-"""The compiled libnvidia-ml.so.1 of tests/stub/nvml.c: built once, loaded into this process, with a state file that a test writes."""
+"""The libnvidia-ml.so.1 of tests/stub/nvml.c: compiled once, loaded into this process, with a state file that a test writes."""
 
 import ctypes
 import os

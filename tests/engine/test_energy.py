@@ -9,7 +9,7 @@ from kvbench.engine.energy import MEMORY, Meter
 from kvbench.engine.engine import Engine
 from kvbench.engine.groups import LayersSpec
 from kvbench.profile import load_engine, load_hardware, load_model
-from kvbench.report.energy import energy
+from kvbench.report.energy import energy, rows
 
 PARTS = load_model("llama-3.1-8b"), load_hardware("rtx-4090"), load_engine("vllm")
 
@@ -72,11 +72,27 @@ def test_hardware_without_power_has_no_energy() -> None:
 def test_the_report_divides_the_counter_of_the_interval() -> None:
     samples = [Sample(t=float(t), name="energy_total", value=100.0 * t, source="target") for t in range(31)]
     samples += [Sample(t=float(t), name="power", value=90.0, source="target") for t in range(31)]
-    found = energy(samples, 10.0, 30.0, 500, 4, {"kind": "sim", "idle_power": 25.0})
+    found = energy(samples, 10.0, 30.0, 500, 4, {"kind": "sim"}, 25.0)
     assert found["joules"] == 2000
     assert found["joules_per_token"] == 4
     assert found["joules_per_token_without_idle"] == (2000 - 25 * 20) / 500
     assert found["requests_per_kwh"] == 4 * 3.6e6 / 2000
     assert found["disagreement"] == pytest.approx(-0.1)
-    assert energy(samples, 10.0, 19.0, 500, 4, {})["reason"] == "the interval is shorter than 10 s"
-    assert energy([], 0.0, 30.0, 500, 4, {})["joules"] is None
+    assert energy(samples, 10.0, 19.0, 500, 4, {"kind": "sim"}, None)["reason"] == "the interval is shorter than 10 s"
+    assert energy([], 0.0, 30.0, 500, 4, {}, None)["joules"] is None
+
+
+def test_on_a_real_machine_the_gpus_counter_is_read_and_the_integral_of_power_stands_beside_it() -> None:
+    """Two GPUs joined by the collector; 4,000 J by the counter in 20 s, 210 W by the power readings: 5 % more."""
+    samples = [Sample(t=float(t), name="gpu_energy_j_total", value=1000.0 + 200.0 * t, source="nvml") for t in range(41)]
+    samples += [Sample(t=float(t), name="gpu_power_w", value=210.0, source="nvml") for t in range(41)]
+    samples += [Sample(t=float(t), name="gpu_power_w", value=105.0, source="nvml", labels={"gpu": "0"}) for t in range(41)]
+    found = energy(samples, 10.0, 30.0, 500, 4, {"kind": "http"}, 50.0)
+    assert found["joules"] == 4000
+    assert found["disagreement"] == pytest.approx(0.05)
+    assert found["joules_per_token"] == 8
+    assert found["joules_per_token_without_idle"] == pytest.approx((4000 - 50 * 20) / 500)
+    assert found["requests_per_kwh"] == pytest.approx(4 * 3.6e6 / 4000)
+    assert not found["modelled"]
+    told = dict(rows(found))["energy"]
+    assert "by the energy counter (power readings say +5.0%)" in told

@@ -129,6 +129,14 @@ def test_ages_of_a_block_by_hand() -> None:
     assert found["active_share"] == 0
 
 
+def test_quantiles_are_values_that_were_seen() -> None:
+    """Gaps of 1, 2, ..., 10 s: the smallest that at least half, nine tenths and 99 % of them do not exceed."""
+    lines = [CacheAccess(t=0.0, op="miss", key=str(k), reason="compulsory") for k in range(1, 11)]
+    lines += [CacheAccess(t=float(k), op="hit", key=str(k)) for k in range(1, 11)]
+    gap = kv.fold(lines, end=20.0, share=1.0, tokens=None)["reuse_gap"]
+    assert (gap["n"], gap["p50"], gap["p90"], gap["p99"], gap["max"]) == (10, 5, 9, 10, 10)
+
+
 def test_tokens_weigh_as_many_bytes_as_their_layer_group_keeps() -> None:
     """10 and 2 bytes a token in a memory of 100: 4 tokens of each, for 2 s and 1 s of 4, resident until the end."""
     lines = [CacheAccess(t=0.0, op="alloc", key=key, group=group, tokens=4, full=0.0) for group, key in enumerate("ab")]

@@ -187,7 +187,7 @@ def test_the_words() -> None:
         "80 x 2 x 1 x 128 x 2 B (8 KV heads on 8 devices)",
         "89,842 / 2,048, as vLLM prints it",
         "1,437,472 tokens",
-        "fits: 43.87 requests of 32,768 tokens at once",
+        "fits: 43 requests of 32,768 tokens at once (vLLM's log says 43.87x)",
         "hidden_size in place of kv_heads x head_dim",
     ):
         assert text in result.output
@@ -255,7 +255,12 @@ def test_a_config_json_and_its_notes() -> None:
         (("llama-3.1-8b", "h100", "--set", "blok=1"), "did you mean 'block'"),
         (("llama-3.1-8b", "h100", "--set", "block"), "write KEY=VALUE"),
         (("llama-3.1-8b", "h100", "--engine", "vlm"), "did you mean 'vllm'"),
-        (("llama-3.1-8b", "h100", "--utilization", "92"), "is not a share"),
+        (
+            ("llama-3.1-8b", "h100", "--utilization", "92"),
+            "error: --utilization: '92' is not a share: write a number and % (for example 90%)",
+        ),
+        (("llama-3.1-8b", "h100", "--set", "gpu_memory_utilization=120%"), "error: gpu_memory_utilization: Input should be less"),
+        (("llama3", "h100"), "did you mean 'llama-3.1-8b'"),
         (("llama-3.1-8b", "h100", "--kv-dtype", "fp7"), "known are fp32, fp16, bf16, fp8, int8"),
         (("llama-3.1-8b", "h100", "--prompt", "100"), "go together"),
         (("llama-3.1-8b", "h100", "--concurrency", "15"), "go together"),

@@ -67,12 +67,12 @@ def test_an_episode_plays_the_scenarios_own_machine(tmp_path: Path) -> None:
     """Two nodes of which one is slow for a while, a host below them, requests that fail where memory runs out, some refused."""
     faults = "[{kind: slow, node: 1, at: 20s, for: 20s, factor: 3}, {kind: refuse, at: 30s, for: 30s, share: 50%}]"
     sets = (
-        "seed=4", "control={law: none}", "phases={steady: {for: 60s}, drain: {for: 2m}}", "stop=[]", f"target.faults={faults}",
+        "seed=4", "control={law: none}", "phases={steady: {for: 80s}, drain: {for: 2m}}", "stop=[]", f"target.faults={faults}",
         "target.cluster={replicas: 2}", "target.tiers={host: {capacity: 4GB}}",
         "target.settings={max_preemptions: 0, blocks: 400}",
     )  # fmt: skip
     run, scenario = simulated(CHAOS.read_text(), tmp_path, *sets), load(CHAOS, sets)
-    episode = Episode(scenario, offers(scenario, 60.0), 60.0, scenario.control.limits())
+    episode = Episode(scenario, offers(scenario, 80.0), 80.0, scenario.control.limits())
     score = episode.play(None)
     causes = [record.cause for record in run.records]
     assert score.offered == len(causes)

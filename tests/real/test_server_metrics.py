@@ -51,9 +51,9 @@ def test_the_servers_latencies_bound_ours(tmp_path: Path) -> None:
 
 
 def test_preemptions_are_told_and_the_hit_rate_is_warned_of(tmp_path: Path) -> None:
-    """40 answers of 320 tokens at once need more than 200 blocks of 32: the server preempts."""
-    sets = ("workload.arrivals={shape: closed, concurrency: 40}", "workload.prompt=64", "workload.output=320")
-    found = run(tmp_path, *sets, "phases.warmup={policy: none}", "phases.steady={requests: 40}", "phases.drain={for: 300s}")
+    """24 answers of 320 tokens at once need more than 200 blocks of 32: the server preempts."""
+    sets = ("workload.arrivals={shape: closed, concurrency: 24}", "workload.prompt=64", "workload.output=320")
+    found = run(tmp_path, *sets, "phases.warmup={policy: none}", "phases.steady={requests: 24}", "phases.drain={for: 300s}")
     preempted = found.summary["server"]["metrics"]["preemptions_total"]["value"]
     assert preempted > 0
     assert checks(found)["recompute_in_hits"]["value"] == preempted

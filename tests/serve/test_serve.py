@@ -10,11 +10,17 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
 
+from kvbench.cli import app
+from kvbench.cli.serve import _described
+from kvbench.compose import build_machine
+from kvbench.endpoint import Sim
 from tests.whole import ROOT
 
 SPEED = "20x"
@@ -137,3 +143,22 @@ def test_what_cannot_be_served_is_said_in_one_line(options: list[str], said: str
     assert ended.returncode == 2
     assert said in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_a_port_in_use_is_said_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = CliRunner().invoke(app, ["serve", "--port", port])
+    assert (ended.exit_code, ended.stderr) == (
+        2,
+        f"kvbench serve: port {port} of 127.0.0.1 is in use: name another with --port, or 0 for one that is free\n",
+    )
+
+
+def test_the_banner_names_nodes_router_and_policy() -> None:
+    parts: dict[str, Any] = {"model": "llama-3.1-8b", "hardware": "rtx-4090"}
+    spec = Sim.model_validate(parts | {"cluster": {"replicas": 3, "router": "prefix_affine"}, "settings": {"policy": "s3fifo"}})
+    said = _described(spec, build_machine(spec, 0).facts())
+    assert said == "llama-3.1-8b on 3 nodes of 1 x rtx-4090, routed by prefix_affine, cache policy s3fifo"
+    plain = Sim(**parts)
+    assert _described(plain, build_machine(plain, 0).facts()) == "llama-3.1-8b on rtx-4090, cache policy lru"

@@ -217,7 +217,7 @@ def test_nothing_is_missing_or_doubled_after_an_outage_and_a_kill(tmp_path: Path
     server = Influxd(tmp_path / "db")
     try:
         server.start()
-        directory = killed_in_an_outage(server, "v1", tmp_path, 1.2, 2.0)
+        directory = killed_in_an_outage(server, "v1", tmp_path, 1.2, 1.2)
         server.start()
         before = server.count("kvbench_request", "id")
         code, said = exported(directory, server.url, "--resume")

@@ -83,7 +83,7 @@ ANY = st.text(max_size=40)
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(ANY, ANY, st.dictionaries(ANY, ANY, max_size=4), NUMBERS, st.floats(0, 1e6))
 def test_any_sample_is_one_line_that_says_the_same(
     name: str, source: str, labels: dict[str, str], value: float, t: float
@@ -105,7 +105,7 @@ def test_any_sample_is_one_line_that_says_the_same(
             assert fields[f"label_{tag(key)}"] in {tag(value) for name, value in labels.items() if tag(name) == tag(key)}
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(
     st.dictionaries(ANY, st.one_of(NUMBERS, st.integers(), ANY, st.booleans(), st.none(), st.lists(ANY, max_size=2)), max_size=6),
     ANY,
@@ -117,6 +117,7 @@ def test_any_event_is_one_line(data: dict[str, Any], kind: str) -> None:
     assert all(isinstance(value, float) for name, value in fields.items() if name != "text" and not name.startswith("label_"))
 
 
+@settings(deadline=None)
 @given(st.text(max_size=2000))
 def test_text_comes_back_but_for_control_characters(value: str) -> None:
     back = parse(f"m a={text(value)} 1")[2]["a"]
@@ -210,6 +211,7 @@ def test_the_run_tags_are_those_of_its_facts() -> None:
     }
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=200), st.integers(1, 8))
 def test_no_two_points_of_a_series_share_an_instant(at: list[int], depth: int) -> None:
     moments = Moments(depth)

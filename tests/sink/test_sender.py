@@ -28,10 +28,14 @@ def samples(count: int) -> list[Sample]:
 def deliver(rude: Rude, folder: Path, count: int = 20, mode: str = "v1", **spec: Any) -> dict[str, Any]:
     """What `told` says after `count` samples to a rude database."""
     sink = Influx.model_validate({"url": rude.url, "mode": mode, "drain": 3.0, **spec}).build(SinkPlace(folder, "run-1", 1.7e9))
+    return deliver_to(sink, count)
+
+
+def deliver_to(sink: Any, count: int) -> dict[str, Any]:
     for sample in samples(count):
         sink.write(sample)
     asyncio.run(sink.aclose())
-    return sink.told()
+    return dict(sink.told())
 
 
 def values(lines: list[str]) -> list[float]:
@@ -245,6 +249,15 @@ def test_odd_items_are_counted_and_end_nothing(tmp_path: Path) -> None:
         sink.write(Sample(t=float("nan"), name="x", value=1.0))
         asyncio.run(sink.aclose())
     assert (sink.told()["odd"], sink.told()["points"]) == (2, 0)
+
+
+def test_an_error_of_ours_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    with Rude() as rude:
+        sink = Influx(url=rude.url, mode="v1").build(SinkPlace(tmp_path, "r", 1e9))
+        sink.sender.database.post = lambda lines: 1 / 0  # type: ignore[attr-defined]
+        told = deliver_to(sink, 5)
+    assert told["notes"][0].endswith("internal error while sending to " + told["to"] + ": ZeroDivisionError: division by zero")
+    assert (told["delivered"], told["remaining"]) == (0, 5)
 
 
 def test_it_ends_in_virtual_time_too(tmp_path: Path) -> None:

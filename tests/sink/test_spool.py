@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.sink import spool as module
@@ -54,6 +54,7 @@ def test_lines_come_back_in_order_until_they_are_acknowledged(tmp_path: Path) ->
     assert list(again.delivered()) == [b"a", b"bb"]
 
 
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.binary(min_size=1, max_size=30).map(lambda raw: raw.replace(b"\n", b"") + b"\n"), max_size=30), st.integers(1, 60)
 )

@@ -1,16 +1,18 @@
-/* A libnvidia-ml.so.1 for tests: what each call answers stands in the text file that KVBENCH_FAKE_NVML names, read on each call.
+/* A libnvidia-ml.so.1 for tests: what each call answers stands in the text file that KVBENCH_FAKE_NVML names, read again when it changes.
  *
  * Lines are "name value": "gpu1.power 250000" of one GPU, "power 250000" of all, "count 2" of the machine. "CALL.ret N" makes a call
  * fail with NVML's code N (mem, util, power, energy, temp, clock, reasons, pcie, mig, field, proc, ecc, rows, gpm, init), "error N"
  * makes every call to a GPU fail. "sleep_us N" is what each call takes. Compiled against NVIDIA's own nvml.h, which checks every
  * signature and structure.
  */
+#define _GNU_SOURCE
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 static int opened;
@@ -22,18 +24,33 @@ static double now(void) {
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
+/* The lines of the state file, read again when it has changed. */
+static struct { char name[64]; double value; } lines[512];
+static int count;
+
+static void refresh(void) {
+    static struct timespec seen;
+    static off_t size = -1;
+    struct stat found;
+    const char *path = getenv("KVBENCH_FAKE_NVML");
+    if (!path || stat(path, &found)) return;
+    if (found.st_size == size && found.st_mtim.tv_sec == seen.tv_sec && found.st_mtim.tv_nsec == seen.tv_nsec) return;
+    FILE *file = fopen(path, "r");
+    if (!file) return;
+    for (count = 0; count < 512 && fscanf(file, "%63s %lf", lines[count].name, &lines[count].value) == 2; count++) {}
+    fclose(file);
+    seen = found.st_mtim;
+    size = found.st_size;
+}
+
 /* The last line that names `what`, of GPU `gpu` or of all. */
 static double state(int gpu, const char *what, double otherwise) {
-    char own[96], name[96];
-    double value, found = otherwise;
-    const char *path = getenv("KVBENCH_FAKE_NVML");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    if (!file) return otherwise;
+    char own[80];
     snprintf(own, sizeof own, "gpu%d.%s", gpu, what);
-    while (fscanf(file, "%95s %lf", name, &value) == 2)
-        if (!strcmp(name, own) || !strcmp(name, what)) found = value;
-    fclose(file);
-    return found;
+    refresh();
+    for (int i = count - 1; i >= 0; i--)
+        if (!strcmp(lines[i].name, own) || !strcmp(lines[i].name, what)) return lines[i].value;
+    return otherwise;
 }
 
 static void pass(double us) {

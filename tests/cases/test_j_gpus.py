@@ -1,0 +1,75 @@
+"""Open cases of group J on GPUs as whole runs against the compiled fake; tests/collect/test_nvml.py has their details."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvbench.report.files import load as load_run
+from tests.collect.fake_nvml import Fake
+from tests.stub.stub import DONE, FIN, C, Reply, Stub, U
+from tests.whole import Whole, against, served
+
+pytest.importorskip("pynvml")
+ANSWER = Reply([(0, C("hi") + FIN + U(8, 2) + DONE)])
+GPUS = "collect: [{kind: nvml, every: 100ms, required: REQUIRED}]"
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    monkeypatch.setenv("KVBENCH_FAKE_NVML", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return Fake(tmp_path / "state")
+
+
+def ran(folder: Path, required: str = "false") -> Whole:
+    text = served(
+        "{shape: constant, rate: 40/s}", "{steady: {for: 2s}, drain: {for: 2s}}", also=GPUS.replace("REQUIRED", required)
+    )
+    return against(Stub(ANSWER), text, folder)
+
+
+def test_j01_results_name_the_uuid_of_the_gpu_that_cuda_shows(
+    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.say({"count": 4} | {f"gpu{index}.util": 10 * (index + 1) for index in range(4)})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,2")
+    run = ran(tmp_path)
+    told = run.summary["telemetry"]["collectors"][0]["facts"]["gpus"]
+    assert [gpu["uuid"] for gpu in told] == ["GPU-30000000-fake", "GPU-20000000-fake"]
+    used = {s.labels["uuid"]: s.value for s in load_run(run.directory).samples if s.name == "gpu_utilization" and s.labels}
+    assert used == {"GPU-30000000-fake": 0.4, "GPU-20000000-fake": 0.3}
+
+
+@pytest.mark.parametrize(("required", "code"), [("false", 0), ("true", 2)])
+def test_j02_an_nvml_that_does_not_start_is_one_warning_unless_required(
+    fake: Fake, tmp_path: Path, required: str, code: int
+) -> None:
+    from kvbench.scenario import ScenarioError
+
+    fake.say({"init.ret": 18})
+    if code:
+        with pytest.raises(ScenarioError, match=r"required collector nvml cannot work: .*reboot"):
+            ran(tmp_path, required)
+        return
+    run = ran(tmp_path)
+    assert run.code == 0
+    assert run.summary["telemetry"]["collectors"][0]["state"] == "not started"
+    assert sum("collector nvml" in line for line in run.summary["warnings"]) == 1
+
+
+def test_j03_a_gpu_lost_in_the_run_is_flagged_and_the_other_goes_on(fake: Fake, tmp_path: Path) -> None:
+    fake.say({"count": 2, "power": 0, "energy.ret": 3})
+
+    async def pull() -> None:
+        await asyncio.sleep(1)
+        fake.say({"gpu0.error": 15})
+
+    text = served("{shape: constant, rate: 40/s}", "{steady: {for: 2s}, drain: {for: 2s}}", also=GPUS.replace("REQUIRED", "true"))
+    run = against(Stub(ANSWER), text, tmp_path, also=pull)
+    files = load_run(run.directory)
+    (lost,) = [event for event in files.all("collector") if event.data["state"] == "gpu_lost"]
+    assert lost.data["gpu"] == 0
+    alive = [sample.t for sample in files.samples if sample.labels.get("gpu") == "1" and sample.value is not None]
+    assert max(alive) > lost.t + 0.5
+    assert run.code == 0
