@@ -13,6 +13,7 @@ from kvbench.collect.labels import Labeller, Spot
 from kvbench.collect.series import SUM, Buckets, Track, described
 from kvbench.collect.servers import EXPECTED, MEANINGS, SERVERS, Way
 
+APART = 256  # engines or devices that are told of one by one: a page of a hundred thousand must not fill the disk
 FULLEST = "kv_usage_fullest"  # beside the mean: what an engine that is alone in its trouble shows
 
 Series = tuple[str, Spot]
@@ -170,7 +171,7 @@ class Fleet:
             engines = None if of.kind == "histogram" else self._engines(meaning)
             if engines is None:
                 continue
-            found = [*(each for each in engines if each.labels), Reading(meaning, self.joined(meaning), {})]
+            found = [*(each for each in engines[:APART] if each.labels), Reading(meaning, self.joined(meaning), {})]
             if meaning == "kv_usage" and len(engines) > 1:
                 found.append(Reading(FULLEST, max((each.value for each in engines if each.value is not None), default=None), {}))
             for reading in found:

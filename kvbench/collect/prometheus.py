@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -74,18 +74,11 @@ class PrometheusCollector:
         if not addresses:
             raise CollectorError("there is no server to ask: give `url`, a page of metrics or a server that has one")
         self._session = session(self.spec.ca_file)
-        names, pages, failed = known(), [], []
-        for address in addresses:
-            try:
-                scrape, reader, page = await find(attempts(self._session, address, self.place, self.spec.timeout), names)
-            except OSError as error:
-                failed.append(str(error))
-            else:
-                self._scrapes.append(scrape)
-                self._readers.append(reader)
-                pages.append(page)
+        found, failed = await search(self._session, addresses, self.place, self.spec.timeout)
         if failed:
-            raise CollectorError("; ".join(failed))
+            raise CollectorError(failed)
+        self._scrapes, self._readers = [scrape for scrape, _, _ in found], [reader for _, reader, _ in found]
+        pages = [page for _, _, page in found]
         self.fleet = Fleet([urlsplit(scrape.url).netloc for scrape in self._scrapes])
         self._opened = stopwatch()
         for number, page in enumerate(pages):
@@ -198,10 +191,25 @@ def session(ca_file: str | None) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls))
 
 
+async def search(
+    asking: aiohttp.ClientSession, addresses: Sequence[str], place: Place, patience: Seconds
+) -> tuple[list[tuple[Scrape, Reader, Page]], str]:
+    """The pages at these addresses, in their order, all asked at once; and what is wrong with those that have none."""
+    tries = [find(attempts(asking, address, place, patience), known()) for address in addresses]
+    found = await asyncio.gather(*tries, return_exceptions=True)
+    failed = []
+    for each in found:
+        if isinstance(each, OSError):
+            failed.append(str(each))
+        elif isinstance(each, BaseException):
+            raise each
+    return [each for each in found if not isinstance(each, BaseException)], "; ".join(failed)
+
+
 def attempts(session: aiohttp.ClientSession, address: str, place: Place, patience: Seconds) -> list[Scrape]:
     """Where a page may be at `address`. The target's headers hold its key: nobody else is shown them."""
     servers = {str(server["url"]): server for server in place.facts.get("servers") or ()}
-    base = next((url for url in (*place.urls, *servers) if address.startswith(url.rstrip("/"))), None)
+    base = next((url for url in (*place.urls, *servers) if f"{address}/".startswith(f"{url.rstrip('/')}/")), None)
     owner = str(servers.get(base or "", {}).get("owner") or "")
     headers = place.headers if base is not None else {}
     return [Scrape(session, url, place.clock, patience, headers) for url in candidates(address, owner)]
@@ -209,14 +217,8 @@ def attempts(session: aiohttp.ClientSession, address: str, place: Place, patienc
 
 async def usual(place: Place, ca_file: str | None) -> tuple[Prometheus | None, str]:
     """The collector of a target for which none was asked: of those of its servers that show metrics; and what of the others."""
-    pages, failed = [], []
     async with session(ca_file) as asking:
-        for address in place.urls:
-            try:
-                scrape, *_ = await find(attempts(asking, address, place, PATIENCE), known())
-            except OSError as error:
-                failed.append(str(error))
-            else:
-                pages.append(scrape.url)
+        there, failed = await search(asking, place.urls, place, PATIENCE)
+    pages = [scrape.url for scrape, _, _ in there]
     found = Prometheus.model_validate({"urls": pages, "ca_file": ca_file}) if pages else None
-    return found, "; ".join(failed)
+    return found, failed

@@ -64,6 +64,7 @@ class Server:
         raise NotImplementedError
 
     def start(self) -> None:
+        assert TOOLS.is_dir(), "the test set-up unpacks the databases: make check"
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
         for _ in range(400):

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from kvbench.cli import app
 from kvbench.clock import VirtualLoop
 from kvbench.core import Event, Sample
 from kvbench.sink import SinkError, SinkPlace
@@ -267,3 +269,18 @@ def test_it_ends_in_virtual_time_too(tmp_path: Path) -> None:
             sink.write(sample)
         runner.run(sink.aclose())
     assert sink.told()["delivered"] == 10
+
+
+def test_a_run_whose_sink_cannot_write_does_not_start(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    (tmp_path / "s.yaml").write_text(
+        "name: refused\n"
+        "target: {kind: sim, model: llama-3.1-8b, hardware: h100}\n"
+        "workload: {arrivals: {shape: poisson, rate: 5/s}, prompt: 32, output: 8}\n"
+        "phases: {steady: {for: 5s}}\n"
+        f"sinks: [{{kind: influx, url: '{url}', mode: v1}}]\n"
+    )
+    found = CliRunner().invoke(app, ["run", str(tmp_path / "s.yaml"), "--quiet", "--out", str(tmp_path / "out")])
+    assert found.exit_code == 2
+    assert f"sinks[0]: influx: writing one point to {url}/write?db=kvbench: no answer" in found.output
+    assert not list((tmp_path / "out").iterdir()), "no empty run directory is left behind"

@@ -1,0 +1,53 @@
+"""Which layer of a model a range is about, by its name.
+
+Two styles (facts of vLLM's --enable-layerwise-nvtx-tracing and SGLang's --enable-layerwise-nvtx-marker): `DecoderLayer_18`, and
+str() of a dict, {'Module': 'model.layers.18.self_attn', ...}.
+"""
+
+import ast
+import re
+from typing import NamedTuple
+
+_LONGEST = 20_000  # characters of a dict that are parsed; longer ones are searched
+_MODULE = re.compile(r"""\{\s*['"]Module['"]\s*:\s*['"]([^'"]{0,2000})['"]""")
+_LAYER = re.compile(r"DecoderLayer_([0-9]{1,6})(?![0-9])|(?:^|\.)layers\.([0-9]{1,6})(?=\.|$|\s)")
+_TWIN = "(output)"
+
+
+class Place(NamedTuple):
+    """A place in a model. stack: the layers it is one of (a model may have several, of a vision tower say); part: what of the
+    layer, "" for all of it."""
+
+    stack: str
+    layer: int
+    part: str
+
+
+def module(text: str) -> str:
+    """The module a range is named after: the dict's Module, or the text as it is."""
+    if not text.startswith("{"):
+        return text.strip()
+    if len(text) <= _LONGEST:
+        try:
+            found = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            found = None
+        if isinstance(found, dict) and isinstance(found.get("Module"), str):
+            return str(found["Module"]).strip()
+    match = _MODULE.match(text)
+    return match.group(1).strip() if match else text.strip()
+
+
+def is_twin(module: str) -> bool:
+    """Is it the second range that a compiled module gets for its output? Its time is in the first."""
+    return module.endswith(_TWIN)
+
+
+def place(module: str) -> Place | None:
+    """The layer a module lies in, None where its name says none."""
+    match = _LAYER.search(module)
+    if match is None:
+        return None
+    numbered = match.group(1) or match.group(2)
+    stack = module[: match.start(1 if match.group(1) else 2)].rstrip("._")
+    return Place(stack, int(numbered), module[match.end() :].lstrip("./: "))
