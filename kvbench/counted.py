@@ -19,7 +19,7 @@ def totals(events: Sequence[Event]) -> Mapping[str, Any] | None:
         return None
     metrics = {name: row for data in reversed(told) for name, row in data["metrics"].items()}
     ends = {"start": min(data["start"] for data in told), "end": max(data["end"] for data in told)}
-    return {**told[0], **ends, "metrics": metrics}
+    return {**told[0], **ends, "complete": all(data["complete"] for data in told), "metrics": metrics}
 
 
 def server_requests(evidence: Evidence) -> Measure:
@@ -88,6 +88,8 @@ def _count(evidence: Evidence, metric: str) -> tuple[float | None, str]:
     told = totals(evidence.events)
     if told is None:
         return None, NONE
+    if not told["complete"]:
+        return None, "the server's last page did not come: what it counted at the end is not known"
     if any((record.sampling or {}).get("n", 1) != 1 for record in evidence.records):
         return None, "requests asked for several answers, which servers count in different ways"
     row = told["metrics"].get(metric)

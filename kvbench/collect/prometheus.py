@@ -121,8 +121,8 @@ class PrometheusCollector:
             await self.beat.stop()
             await self._settle()
             self._totals()
-        session, self._session = self._session, None
-        await session.close()
+        open_, self._session = self._session, None
+        await open_.close()
 
     async def _settle(self) -> None:
         """Read on until no counter moves any more: a server counts a request a little after it has answered it."""
@@ -175,8 +175,8 @@ class PrometheusCollector:
 
     def _totals(self) -> None:
         """What the run came to by the servers' counters: from before its first request to after its last answer."""
-        numbers = {"scrape_max_s": self.slowest, "loop_held_max_s": self.held}
-        self._say("totals", start=-self._before, end=self._last, metrics=self.fleet.totals(), **numbers)
+        told = {"complete": self.beat.answering, "scrape_max_s": self.slowest, "loop_held_max_s": self.held}
+        self._say("totals", start=-self._before, end=self._last, metrics=self.fleet.totals(), **told)
 
     def _say(self, state: str, **data: Any) -> None:
         self.emit(Event(t=self.clock.now(), kind="collector", data={"source": self.source, "state": state, **data}))
@@ -188,7 +188,7 @@ def session(ca_file: str | None) -> aiohttp.ClientSession:
         tls = ssl.create_default_context(cafile=ca_file) if ca_file else True
     except OSError as error:
         raise CollectorError(f"ca_file: {ca_file!r} cannot be used: {error}") from None
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls))
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls), timeout=aiohttp.ClientTimeout(total=PATIENCE))
 
 
 async def search(
@@ -206,13 +206,13 @@ async def search(
     return [each for each in found if not isinstance(each, BaseException)], "; ".join(failed)
 
 
-def attempts(session: aiohttp.ClientSession, address: str, place: Place, patience: Seconds) -> list[Scrape]:
+def attempts(asking: aiohttp.ClientSession, address: str, place: Place, patience: Seconds) -> list[Scrape]:
     """Where a page may be at `address`. The target's headers hold its key: nobody else is shown them."""
     servers = {str(server["url"]): server for server in place.facts.get("servers") or ()}
     base = next((url for url in (*place.urls, *servers) if f"{address}/".startswith(f"{url.rstrip('/')}/")), None)
     owner = str(servers.get(base or "", {}).get("owner") or "")
     headers = place.headers if base is not None else {}
-    return [Scrape(session, url, place.clock, patience, headers) for url in candidates(address, owner)]
+    return [Scrape(asking, url, place.clock, patience, headers) for url in candidates(address, owner)]
 
 
 async def usual(place: Place, ca_file: str | None) -> tuple[Prometheus | None, str]:

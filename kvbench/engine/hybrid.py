@@ -90,7 +90,7 @@ class HybridCache(Cache):
 
     def enter(self, holding: Holding, found: Found, most: int, again: bool = False) -> Nanos:
         """As Cache.enter. Of a window group only the blocks that are still needed are referenced."""
-        for group, table, count in zip(self.groups, holding.tables, found.counts, strict=True):
+        for at, (group, table, count) in enumerate(zip(self.groups, holding.tables, found.counts, strict=True)):
             if group.state:
                 continue
             first = group.first_needed(found.tokens)
@@ -101,7 +101,7 @@ class HybridCache(Cache):
                 group.pool.policy.miss(keys[number])
                 if self.tape is not None:
                     parent = table.chain.parent(number)
-                    self.tape.note("miss", keys[number], group.pool.group, holding.job, parent=parent, again=again)
+                    self.tape.note("miss", keys[number], at, holding.job, parent=parent, again=again)
         return self._now
 
     def _extend(self, at: int, table: Table, tokens: int, job: int, computed: int) -> int:
@@ -109,13 +109,13 @@ class HybridCache(Cache):
         group, blocks = self.groups[at], table.blocks
         if group.state:
             if not blocks:
-                blocks += group.pool.allocate(1, job)
+                blocks += group.pool.allocate(1, job, (at, group.block))
             return _NEVER
         while (here := len(blocks) * group.block) < tokens:
             self._publish(group, table, here, job)
             self._slide(group, table, min(here, computed))
             self._stamp(here + 1)
-            blocks += group.pool.allocate(1, job)
+            blocks += group.pool.allocate(1, job, (at, group.block))
         self._publish(group, table, tokens, job)
         self._slide(group, table, computed)
         edge = min((tokens // group.block + 1) * group.block, len(blocks) * group.block + 1)

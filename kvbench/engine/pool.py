@@ -53,6 +53,7 @@ class Pool:
         self._ripe: list[tuple[Nanos, int, Key]] = []  # a heap of these by when they are old enough; some have been used since
         self._spares = 0
         self._lost: Counter[int] = Counter()  # references that nobody will drop, by block
+        self._whose: dict[int, tuple[int, int]] = {}  # (group, tokens) of blocks in use, where a tape hears; else of none
         self.doubts: list[Callable[[], None]] = []  # of faults: each is called before a block is taken
 
     @property
@@ -97,12 +98,15 @@ class Pool:
             self._refs[block] += 1
             self.policy.hit(key)
             if self.tape is not None:
-                self.tape.note("hit", key, self.group, job, block, again=again)
+                self.tape.note("hit", key, self._whose[block][0], job, block, again=again)
             taken.append(block)
         return taken
 
-    def allocate(self, count: int, job: int = -1) -> list[int]:
-        """`count` blocks without content, referenced once. The caller has checked `free`; RuntimeError otherwise."""
+    def allocate(self, count: int, job: int = -1, group: tuple[int, int] | None = None) -> list[int]:
+        """`count` blocks without content, referenced once. The caller has checked `free`; RuntimeError otherwise.
+
+        group: (number, tokens of a block), for the tape, where groups of layers share the pool.
+        """
         if count > self.free:
             raise RuntimeError(f"{count} blocks asked for, {self.free} free")
         taken = []
@@ -112,7 +116,8 @@ class Pool:
             block = self._empty.pop() if self._empty else self._evict()
             self._refs[block] = 1
             if self.tape is not None:
-                self.tape.note("alloc", None, self.group, job, block)
+                self._whose[block] = group or (self.group, self.tokens)
+                self.tape.note("alloc", None, self._whose[block][0], job, block)
             taken.append(block)
         self._referenced += count
         return taken
@@ -121,7 +126,7 @@ class Pool:
         block = self._drop(key := self._victim())
         self.evicted += 1
         if self.tape is not None:
-            self.tape.note("evict", key, self.group, -1, block)
+            self.tape.note("evict", key, self._whose[block][0], -1, block)
         self.evicted_to(key)
         return block
 
@@ -168,7 +173,8 @@ class Pool:
             self._born[block] = self.now
             self.policy.insert(key, BlockInfo(parent, position, self.tokens))
             if self.tape is not None:
-                self.tape.note("store", key, self.group, job, block, parent=parent, tokens=self.tokens)
+                group, tokens = self._whose[block]
+                self.tape.note("store", key, group, job, block, parent=parent, tokens=tokens)
             return block
         if resident != block:
             self.release([block])
@@ -195,7 +201,7 @@ class Pool:
                 self.policy.remove(key)
                 self._empty.append(block)
                 if self.tape is not None:
-                    self.tape.note(op, key, self.group, -1, block)
+                    self.tape.note(op, key, self._whose[block][0], -1, block)
 
     def release(self, blocks: Sequence[int], valid: Mapping[int, int] = NOTHING) -> None:
         """Drop one reference to each, tail first. RuntimeError for a block that has none (a double free).
@@ -211,8 +217,8 @@ class Pool:
                 self._referenced -= 1
                 key = self._key[block]
                 if self.tape is not None:
-                    tokens = self.tokens if key is not None else valid.get(block, 0)
-                    self.tape.note("free", key, self.group, -1, block, tokens=tokens)
+                    group, full = self._whose[block]
+                    self.tape.note("free", key, group, -1, block, tokens=full if key is not None else valid.get(block, 0))
                 if key is None:
                     self._empty.append(block)
                 else:

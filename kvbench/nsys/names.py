@@ -50,4 +50,5 @@ def place(module: str) -> Place | None:
         return None
     numbered = match.group(1) or match.group(2)
     stack = module[: match.start(1 if match.group(1) else 2)].rstrip("._")
-    return Place(stack, int(numbered), module[match.end() :].lstrip("./: "))
+    rest = module[match.end() :]
+    return Place(stack, int(numbered), rest.lstrip("./:") if rest[:1] in tuple("./:") else "")

@@ -11,12 +11,18 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvbench.nsys import CaptureError, Ints
 
 ABSENT = -(2**63)  # NULL, or a column that is not there
 FARTHEST = 2**62  # ns: an instant beyond it makes no sense, and differences of those within it do not overflow
 _CHUNK = 50_000  # rows in Python's hands at once
+
+
+def sane(column: Ints) -> NDArray[np.bool_]:
+    """Which of these are instants at all: not ABSENT, and near enough to reckon with."""
+    return (column > -FARTHEST) & (column < FARTHEST)
 
 
 class Tables:

@@ -43,13 +43,13 @@ def _pool(target: Mapping[str, Any]) -> str:
     blocks, tokens, groups = target["blocks"], target["kv_tokens"], target.get("groups")
     if not groups:
         return f"KV pool {blocks:,} blocks of {target['block_tokens']} = {tokens:,} tokens"
-    each = [f"{one['blocks']:,}" for one in groups]
-    if len(set(each)) == 1:  # one pool for all, or equal quotas
-        each = [f"{each[0]} blocks"]
-    else:
-        each[-1] += " blocks"
-    where = " on each node" if len(target.get("nodes") or ()) > 1 else ""
-    return f"KV pools of {len(groups)} layer groups ({' + '.join(each)}{where}), {tokens:,} tokens fit"
+    nodes, each = target.get("nodes") or (), [one["blocks"] for one in groups]  # as the first node has them
+    alike = len({(node["hardware"], node["devices"]) for node in nodes}) == 1
+    where = "" if len(nodes) < 2 else " on each node" if alike else " on node 0"
+    if (nodes[0] if nodes else target)["blocks"] != sum(each):
+        return f"one KV pool for {len(groups)} layer groups ({each[0]:,} blocks{where}), {tokens:,} tokens fit"
+    counts = " + ".join(f"{n:,}" for n in each)
+    return f"KV pools of {len(groups)} layer groups ({counts} blocks{where}), {tokens:,} tokens fit"
 
 
 def tokenized(facts: Mapping[str, Any]) -> str:

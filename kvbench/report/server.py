@@ -28,8 +28,9 @@ def server(files: RunFiles) -> dict[str, Any]:
     if hits is not None and queries:
         rate = {"value": hits / queries, "n": round(queries), "reason": None}
     start, end = told["start"], told["end"]
-    text = f"from {units.duration(-start)} before the run to {units.duration(end)}: every request's whole life"
-    window = {"start": start, "end": end, "text": text}
+    whole = "every request's whole life" if told["complete"] else "the last page did not come, so the end is missing"
+    text = f"from {units.duration(-start)} before the run to {units.duration(end)}: {whole}"
+    window = {"start": start, "end": end, "complete": told["complete"], "text": text}
     cost = {key: told[key] for key in ("scrape_max_s", "loop_held_max_s")}
     return row | {"window": window, "metrics": metrics, "hit_rate": rate, "cost": cost, "reason": None}
 

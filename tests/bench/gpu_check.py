@@ -2,8 +2,8 @@
 
 One table and results/gpu-check.json: what the driver says the board is, what it reads and multiplies per second beside its
 profile, and steps of Llama-3.1-8B's shape (random weights, PyTorch, one CUDA graph a step) beside the roofline's figure for
-the same step. The engine's own overhead per step is left out on both sides. Needs an NVIDIA GPU of 24 GB or more and PyTorch;
-takes under 5 minutes.
+the same step; and what NVML is like on it (gpu_driver.py), which needs no PyTorch. The engine's own overhead per step is left
+out on both sides. Needs an NVIDIA GPU, of 24 GB or more for the steps; takes under 5 minutes.
 """
 
 import json
@@ -18,9 +18,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from kvbench.engine import Step  # noqa: E402 - after the path that makes it importable
+from kvbench.collect import CollectorError  # noqa: E402 - after the path that makes it importable
+from kvbench.engine import Step  # noqa: E402
 from kvbench.engine.cost import Roofline  # noqa: E402
 from kvbench.profile import load_engine, load_hardware, load_model, names  # noqa: E402
+from tests.bench import gpu_driver  # noqa: E402
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCABULARY = 32, 4096, 32, 8, 128, 14336, 128256
 DECODES = [(1, 1024), (16, 1024), (64, 1024), (128, 1024), (64, 4096)]  # (sequences, context of each)
@@ -152,16 +154,47 @@ def check(torch: Any) -> dict[str, Any]:
 
 
 def main() -> None:
+    where = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results/gpu-check.json"
+    found: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat()}
+    torch = _torch()
+    if torch is not None:
+        found |= check(torch)
+        _print(found)
+    else:
+        print("no PyTorch that sees a GPU: the engine's steps are not measured (pip install torch)")
+    try:
+        found["nvml"] = gpu_driver.driver(_load(torch))
+    except CollectorError as error:
+        raise SystemExit(f"gpu-check needs an NVIDIA GPU: {error}") from None
+    print("\n".join(gpu_driver.lines(found["nvml"])))
+    where.parent.mkdir(parents=True, exist_ok=True)
+    where.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
+    print(f"written to {where}")
+
+
+def _torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise SystemExit("gpu-check needs PyTorch (pip install torch) and an NVIDIA GPU") from None
-    if not torch.cuda.is_available():
-        raise SystemExit("gpu-check needs an NVIDIA GPU that PyTorch can see")
-    found = check(torch)
-    where = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results/gpu-check.json"
-    where.parent.mkdir(parents=True, exist_ok=True)
-    where.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def _load(torch: Any) -> Callable[[], None] | None:
+    """Keeps the GPU busy for some milliseconds a call."""
+    if torch is None:
+        return None
+    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+
+    def busy() -> None:
+        for _ in range(4):
+            a @ a
+        torch.cuda.synchronize()
+
+    return busy
+
+
+def _print(found: dict[str, Any]) -> None:
     speed = found["speeds"]
     print(f"{found['board'].get('name')}, profile {found['profile']}, {found['date']}")
     reads, flops = speed["bytes_per_second"], speed["flops"]
@@ -170,7 +203,6 @@ def main() -> None:
     print(f"{'step of llama-3.1-8b':<22}{'measured':>12}{'roofline':>12}{'ratio':>8}")
     for row in found["steps"]:
         print(f"{row['step']:<22}{row['measured'] * 1e3:>9.2f} ms{row['predicted'] * 1e3:>9.2f} ms{row['ratio']:>8.2f}")
-    print(f"written to {where}")
 
 
 if __name__ == "__main__":

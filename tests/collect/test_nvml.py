@@ -260,3 +260,19 @@ def test_eight_gpus_every_100_ms_cost_below_2_percent_of_a_core(fake: Fake) -> N
     print(f"{account['cost_s'] / 5:.2%} of a core, {account['readings']} readings of 8 GPUs, library in {library()}")
     assert account["readings"] >= 45
     assert account["cost_s"] / 5 < 0.02
+
+
+def test_gpu_checks_part_about_nvml_runs_on_the_fake(fake: Fake) -> None:
+    """What make gpu-check measures, without a GPU to load: the fake steps its energy every 100 ms and agrees with its power."""
+    from tests.bench import gpu_driver
+
+    fake.say(count=1)
+    told = gpu_driver.driver(None, seconds=1.0)
+    assert told["calls"]["memory"]["median_us"] > 0
+    assert told["memory"]["v1"]["used"] == told["memory"]["v2"]["used"] + told["memory"]["v2"]["reserved"]
+    assert told["memory"]["v2_used_holds_reserved"] is False
+    assert told["energy"]["step_s"] == pytest.approx(0.1, abs=0.03)
+    assert told["energy"]["integral_over_counter"] == pytest.approx(1.0, abs=0.15)
+    assert told["gpm"]["values"]["gpu_sm_occupancy"] == pytest.approx(0.3325)
+    assert told["collector"]["readings"] >= 3
+    assert any("energy counter steps every" in line for line in gpu_driver.lines(told))

@@ -19,7 +19,8 @@ from kvbench.cli.metrics import _read as read_once
 from kvbench.cli.metrics import understood
 from kvbench.clock import Clock
 from kvbench.collect import CollectorError, Place
-from kvbench.collect.prometheus import Prometheus
+from kvbench.collect.prometheus import Prometheus, attempts, session
+from kvbench.collect.scrape import Scrape
 from kvbench.core import Event, Sample
 from kvbench.report.cache import engine
 from kvbench.scenario import ScenarioError
@@ -125,6 +126,19 @@ def test_the_targets_headers_go_to_the_target_alone() -> None:
     assert {seen.headers.get("authorization") for seen in other.log} == {None}
 
 
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [("http://h:80", True), ("http://h:80/metrics", True), ("http://h:8000", False), ("http://h:80.evil/metrics", False)],
+)
+def test_an_address_that_begins_like_the_targets_is_another(address: str, shown: bool) -> None:
+    async def work() -> list[Scrape]:
+        place = Place(Clock(asyncio.get_running_loop()), Path(), ["http://h:80/"], headers={"Authorization": "Bearer k"})
+        async with session(None) as asking:
+            return attempts(asking, address, place, 1.0)
+
+    assert all(bool(scrape.headers) is shown for scrape in asyncio.run(work()))
+
+
 def test_what_a_server_says_of_itself_is_kept_without_its_secrets() -> None:
     said = {"version": "0.5.23", "max_total_num_tokens": 50000, "context_length": 8192, "api_key": "k", "model_path": "/x"}
 
@@ -227,6 +241,15 @@ def test_counts_are_read_until_they_stand_still() -> None:
     told = asyncio.run(work())
     (totals,) = (e.data for e in told if isinstance(e, Event) and e.data["state"] == "totals")
     assert totals["metrics"]["finished_total"]["value"] == 5
+
+
+def test_a_server_that_is_gone_at_the_end_is_said_to_be(tmp_path: Path) -> None:
+    stub: Stub = Stub(ANSWER, gets=lambda seen: counting(stub, seen, (8, 2)) if len(stub.posts) < 5 else ABSENT)
+    found = run(stub, tmp_path)
+    assert found.summary["server"]["window"]["complete"] is False
+    assert "so the end is missing" in found.summary["server"]["window"]["text"]
+    rows = {row["check"]: row for row in found.summary["verdict"]["checks"]}
+    assert rows["count_mismatch"]["value"] is None
 
 
 def test_a_stop_rule_reads_a_real_servers_page(tmp_path: Path) -> None:

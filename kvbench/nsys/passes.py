@@ -1,0 +1,160 @@
+"""Which ranges count as layers, and what the GPU did for each.
+
+A layer's ranges hold those of its parts, so that adding up both counts time twice. Of a layer that has ranges of its own only those
+count; of one that has only parts, its outermost parts, put together to passes. A range inside another that counts is left out.
+
+A GPU operation belongs to a range if the API call that launched it is inside, on the same thread; the range's projection goes from
+the first operation's start to the last one's end. Both are how `nsys stats` has it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbench.nsys import Floats, Ints, Operations, Ranges
+from kvbench.nsys.names import Place, is_twin, module, place
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Times that a layer was run, as columns of one length. key: index into `layers`; cpu: ns in its ranges; first, last, count,
+    busy: start of its first GPU operation, end of its last, how many, ns in them together; 0 where there is none. device: of the
+    first operation, or -1. whole: from a range of the layer's own, not from its parts.
+
+    work: for each operation of a pass (its index, the pass). inside: of all ranges, whether it lies in a range that counts.
+    """
+
+    layers: list[tuple[str, int]]
+    key: Ints
+    thread: Ints
+    cpu: Ints
+    first: Ints
+    last: Ints
+    count: Ints
+    busy: Ints
+    device: Ints
+    whole: NDArray[np.bool_]
+    work: tuple[Ints, Ints]
+    inside: NDArray[np.bool_]
+    twins: int
+    nested: int
+
+
+def passes(ranges: Ranges, operations: Operations) -> Passes:
+    """The passes of every layer, in order of thread and start."""
+    modules = [module(name.text) for name in ranges.names]
+    twin = np.array([is_twin(name) for name in modules], bool)
+    places = [None if is_twin(name) else place(name) for name in modules]
+    layers = sorted({(found.stack, found.layer) for found in places if found is not None})
+    index = {layer: i for i, layer in enumerate(layers)}
+    key_of = np.array([-1 if found is None else index[found.stack, found.layer] for found in places], np.int64)
+    whole_of = np.array([found is not None and not found.part for found in places], bool)
+    chosen, nested = _counting(ranges, key_of, whole_of, len(layers))
+    belongs = _grouped(ranges, chosen, key_of, whole_of)
+    low, high, by_call = inside_of(operations, ranges.thread[chosen], ranges.start[chosen], ranges.end[chosen])
+    piece, position = _spread(low, high)
+    op, of = by_call[position], belongs[piece] if len(belongs) else piece
+    total = int(belongs[-1]) + 1 if len(belongs) else 0
+    heads = np.searchsorted(belongs, np.arange(total))
+    count = np.bincount(of, minlength=total).astype(np.int64)
+    first, last, device = np.zeros(total, np.int64), np.zeros(total, np.int64), np.full(total, -1, np.int64)
+    busy = np.zeros(total, np.int64)
+    if len(op):
+        some, cut = np.flatnonzero(count), (np.cumsum(count) - count)[count > 0]
+        first[some] = np.minimum.reduceat(operations.start[op], cut)
+        last[some] = np.maximum.reduceat(operations.end[op], cut)
+        busy[some] = np.add.reduceat(operations.end[op] - operations.start[op], cut)
+        device[some] = operations.device[op[cut]]
+    cpu = np.add.reduceat(ranges.end[chosen] - ranges.start[chosen], heads) if total else np.empty(0, np.int64)
+    own = chosen[heads] if total else chosen
+    return Passes(
+        layers, key_of[ranges.name[own]], ranges.thread[own], cpu, first, last, count, busy, device, whole_of[ranges.name[own]],
+        (op, of), _inside(ranges, chosen), int(np.count_nonzero(twin[ranges.name])) if len(twin) else 0, nested,
+    )  # fmt: skip
+
+
+def _counting(ranges: Ranges, key_of: Ints, whole_of: NDArray[np.bool_], layers: int) -> tuple[Ints, int]:
+    """(ranges that count, by thread and start; how many ranges lay inside one of those)."""
+    if not layers:
+        return np.empty(0, np.int64), 0
+    key, whole = key_of[ranges.name], whole_of[ranges.name]
+    has_own = np.zeros(layers, bool)
+    has_own[key[(key >= 0) & whole]] = True
+    named = np.flatnonzero((key >= 0) & (whole | ~has_own[key]))
+    named = named[np.lexsort((-ranges.end[named], ranges.start[named], ranges.thread[named]))]
+    kept = np.zeros(len(named), bool)
+    for part in _runs(ranges.thread[named]):
+        end = ranges.end[named[part]]
+        kept[part] = np.concatenate([[True], end[1:] > np.maximum.accumulate(end)[:-1]])
+    return named[kept], int(np.count_nonzero(~kept))
+
+
+def _grouped(ranges: Ranges, chosen: Ints, key_of: Ints, whole_of: NDArray[np.bool_]) -> Ints:
+    """The pass that each range belongs to, from 0 on. Parts make one pass until the layer changes or a part comes again."""
+    belongs, at = np.empty(len(chosen), np.int64), -1
+    parts: set[int] = set()
+    before = (-1, -1)
+    names, threads = ranges.name[chosen].tolist(), ranges.thread[chosen].tolist()
+    for i, (name, thread) in enumerate(zip(names, threads, strict=True)):
+        here = (int(key_of[name]), thread)
+        if here != before or whole_of[name] or name in parts:
+            at, before = at + 1, here
+            parts.clear()
+        parts.add(name)
+        belongs[i] = at
+    return belongs
+
+
+def inside_of(operations: Operations, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    """(low, high, order): `order[low:high]` are the operations launched in each span [start, end] of `thread`."""
+    order = np.lexsort((operations.call_start, operations.thread))
+    threads, calls = operations.thread[order], operations.call_start[order]
+    low, high = np.zeros(len(thread), np.int64), np.zeros(len(thread), np.int64)
+    for part in _runs(thread):
+        one = int(thread[part.start])
+        left, right = np.searchsorted(threads, one), np.searchsorted(threads, one, "right")
+        if one < 0 or left == right:
+            continue
+        low[part] = left + np.searchsorted(calls[left:right], start[part])
+        high[part] = left + np.searchsorted(calls[left:right], end[part], "right")
+        ended = operations.call_end[order[np.maximum(high[part] - 1, 0)]]
+        high[part] -= (high[part] > low[part]) & (ended > end[part])  # calls of a thread do not overlap: only the last can end outside
+    return low, high, order
+
+
+def _spread(low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """(i, position) for every position in every low[i]:high[i]."""
+    count = high - low
+    piece = np.repeat(np.arange(len(low)), count)
+    return piece, np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count - low, count)
+
+
+def _inside(ranges: Ranges, chosen: Ints) -> NDArray[np.bool_]:
+    """Which ranges lie within one that counts, or are one."""
+    found = np.zeros(len(ranges.start), bool)
+    order = np.lexsort((ranges.start, ranges.thread))
+    for part in _runs(ranges.thread[order]):
+        every = order[part]
+        mine = chosen[slice(*np.searchsorted(ranges.thread[chosen], [ranges.thread[every[0]], ranges.thread[every[0]] + 1]))]
+        if len(mine):
+            reach = np.maximum.accumulate(ranges.end[mine])
+            at = np.searchsorted(ranges.start[mine], ranges.start[every], "right") - 1
+            found[every] = (at >= 0) & (ranges.end[every] <= reach[np.maximum(at, 0)])
+    return found
+
+
+def _runs(column: Ints) -> list[slice]:
+    """Where a column of equal values side by side has each of them."""
+    if not len(column):
+        return []
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(column)) + 1, [len(column)]]).tolist()
+    return [slice(low, high) for low, high in zip(edges, edges[1:], strict=False)]
+
+
+def seconds(column: Ints) -> Floats:
+    """ns as seconds."""
+    return column / 1e9
+
+
+__all__ = ["Passes", "Place", "inside_of", "passes", "seconds"]
