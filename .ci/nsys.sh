@@ -41,8 +41,9 @@ lib=$part/out/usr/lib
 mkdir "$part/made"
 mv "$lib/x86_64-linux-gnu/nsight-systems/target-linux-x64" "$lib/nsight-systems/host-linux-x64" "$part/made/"
 host=$part/made/host-linux-x64
-rm -f "$host/libssh.so.4" # Debian's is a link that ends outside this folder
+rm -f "$host/libssh.so.4" "$host/libssh.so" # Debian's are links that end outside this folder
 cp -L "$lib/x86_64-linux-gnu/libssh.so.4" "$host/"
+ln -sf libssh.so.4 "$host/libssh.so"
 mkdir -p "$host/python/lib" # where the reports look for their module
 cp "$part/made/target-linux-x64/python/lib/nsysstats.py" "$host/python/lib/"
 # The window, and what reads a GPU: not needed to capture NVTX on a CPU, to export, or for reports.

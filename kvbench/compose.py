@@ -4,7 +4,6 @@ The phases are agenda.py's.
 """
 
 import math
-import os
 import secrets
 import ssl
 from collections.abc import Callable, Sequence
@@ -13,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from kvbench import startup
 from kvbench.agenda import STREAMS, build_phases, seeds
 from kvbench.clock import Clock, stopwatch
 from kvbench.collect import CollectorError, Place
 from kvbench.collect.prometheus import usual
 from kvbench.core import Request, Seconds
 from kvbench.crew import Crew
-from kvbench.doubts import blind, overlong
+from kvbench.doubts import overlong
 from kvbench.endpoint import Http, Sim
 from kvbench.engine import Machine
 from kvbench.engine.engine import Engine
@@ -27,12 +27,15 @@ from kvbench.engine.faults import Fault
 from kvbench.engine.log import Log
 from kvbench.engine.tape import Access, Tape
 from kvbench.engine.tiers import build_below
+from kvbench.launch import Launched
+from kvbench.launch import Server as LaunchedServer
 from kvbench.phases import Phase
 from kvbench.pilot import Controls
 from kvbench.problem import Problem
 from kvbench.profile import Hardware
 from kvbench.scenario import Scenario, ScenarioError
 from kvbench.sink import SinkError, SinkPlace, Store
+from kvbench.startup import secret
 from kvbench.stop import preallocated
 from kvbench.target import Target, TargetUnreachable
 from kvbench.target.http import HttpTarget
@@ -138,6 +141,7 @@ class Opened:
     tokenizer: dict[str, Any]
     count: Callable[[str], int]
     prompt: Callable[[Request], Sequence[int] | None] = lambda _: None  # token ids, where they are exactly the server's
+    server: LaunchedServer | None = None  # that was launched for the run; the target's aclose ends it
 
 
 async def open_target(scenario: Scenario, clock: Clock) -> Opened:
@@ -167,31 +171,34 @@ async def open_target(scenario: Scenario, clock: Clock) -> Opened:
 
 async def _open_server(scenario: Scenario, spec: Http, clock: Clock) -> Opened:
     headers = {
-        name: _secret(f"target.headers.{name}", text[1:]) if text[:1] == "$" else text for name, text in spec.headers.items()
+        name: secret(f"target.headers.{name}", text[1:]) if text[:1] == "$" else text for name, text in spec.headers.items()
     }
     target = HttpTarget(
         clock, urls=spec.addresses(), render=_unrendered, model=spec.model or "", api=spec.api, stream=spec.stream,
-        headers=headers, key=_secret("target.key_env", spec.key_env) if spec.key_env else None,
+        headers=headers, key=secret("target.key_env", spec.key_env) if spec.key_env else None,
         ca_file=spec.ca_file, extra_body=spec.extra_body, timeouts=spec.timeouts, retries=spec.retries,
     )  # fmt: skip
+    server: LaunchedServer | None = None
     try:
+        if spec.launch is not None:
+            server = await startup.launched(scenario, spec.launch, clock, target)
         facts = await target.open()
         if spec.model is None:
             target.model = _only_model(facts)
             facts = await target.open()
         _judgeable(scenario, facts)
-        facts["warnings"] += [*overlong(scenario, facts["max_context"]), *blind(scenario)]
+        facts["warnings"] += overlong(scenario, facts["max_context"])
         tokenizer = await _tokenizer(scenario, spec, target)
         if spec.reset is not None:
             facts["reset"] = await target.reset(spec.reset, facts["servers"])
             facts["warnings"] += facts["reset"].pop("warnings")
     except BaseException:
-        await target.aclose()
+        await (Launched(target, server) if server is not None else target).aclose()
         raise
     target.render = tokenizer.render
-    if isinstance(tokenizer, Ids):
-        return Opened(target, facts, tokenizer.facts(), tokenizer.count, lambda request: tokenizer.render(request)["prompt"])
-    return Opened(target, facts, tokenizer.facts(), tokenizer.count)
+    whole: Target = Launched(target, server) if server is not None else target
+    prompt = (lambda request: tokenizer.render(request)["prompt"]) if isinstance(tokenizer, Ids) else (lambda _: None)
+    return Opened(whole, facts, tokenizer.facts(), tokenizer.count, prompt, server)
 
 
 def _judgeable(scenario: Scenario, facts: dict[str, Any]) -> None:
@@ -205,13 +212,6 @@ def _judgeable(scenario: Scenario, facts: dict[str, Any]) -> None:
 
 def _unrendered(request: Request) -> dict[str, Any]:
     raise AssertionError("a prompt was rendered before its tokenizer was known")
-
-
-def _secret(key: str, name: str) -> str:
-    value = os.environ.get(name)
-    if not value:
-        raise ScenarioError([Problem("", key, f"the environment variable {name} is not set")])
-    return value
 
 
 def _only_model(facts: dict[str, Any]) -> str:

@@ -1,13 +1,15 @@
 """What looks wrong with a scenario before it runs: each doubt with its numbers and what to do about it."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from kvbench import units
 from kvbench.agenda import capacity
+from kvbench.collect.prometheus import Prometheus
 from kvbench.control.bucket import Bucket
 from kvbench.control.feedback import QueueFeedback
+from kvbench.control.laws import LAWS
 from kvbench.control.learned import Learned
 from kvbench.control.pid import Pid
 from kvbench.endpoint import Http, Sim
@@ -34,22 +36,36 @@ def overlong(scenario: Scenario, limit: int | None) -> list[str]:
     return [TOO_LONG.format(each.longest, limit)] if each and each.longest > limit else []
 
 
-def blind(scenario: Scenario) -> list[str]:
-    """That the law waits for a signal which the target never gives: only the embedded engine has gauges in this version."""
+def blind(scenario: Scenario, told: Collection[str] | None = None) -> list[str]:
+    """That the law waits for a signal which nobody gives. `told`: what this run's collectors have found; None before they have
+    looked, when only a scenario that reads nothing is known to be blind."""
     control, target = scenario.control, scenario.target
     if isinstance(target, Sim):
         return []
     still = "so the law holds still for the whole run"
+    if isinstance(control, Pid) and control.signal == "ttft":
+        if isinstance(target, Http) and not target.stream:
+            return [f"pid holds ttft, and there is none with `stream: false`, {still}. Use `stream: true`, or `law: bucket`"]
+        return []
+    needs = _signals(control)
+    if told is None:
+        reads = scenario.collect is None or any(isinstance(each, Prometheus) for each in scenario.collect)
+        told = needs if reads and isinstance(target, Http) else ()
+    missing = [name for name in needs if name not in told]
+    if not missing:
+        return []
+    law = f"{next(name for name, spec in LAWS.items() if type(control) is spec)} holds {' and '.join(missing)}"
     instead = "Use `law: pid` with `signal: ttft`, or `law: bucket`"
-    if isinstance(control, Pid) and control.signal != "ttft":
-        return [f"pid holds {control.signal}, and this target's gauges are not read in this version, {still}. {instead}"]
+    return [f"{law}, and nothing that this run reads tells it of this target, {still}. {instead}"]
+
+
+def _signals(control: Any) -> tuple[str, ...]:
+    """The gauges that a law cannot do without."""
+    if isinstance(control, Pid):
+        return (control.signal,)
     if isinstance(control, QueueFeedback):
-        return [f"queue_feedback holds waiting, and this target's gauges are not read in this version, {still}. {instead}"]
-    if isinstance(control, Learned):
-        return [f"learned needs kv_usage and waiting, and this target's gauges are not read in this version, {still}. {instead}"]
-    if isinstance(control, Pid) and isinstance(target, Http) and not target.stream:
-        return [f"pid holds ttft, and there is none with `stream: false`, {still}. Use `stream: true`, or `law: bucket`"]
-    return []
+        return ("waiting",)
+    return ("kv_usage", "waiting") if isinstance(control, Learned) else ()
 
 
 def doubts(scenario: Scenario, plan: dict[str, Any], phases: Sequence[Expected], requests: float | None) -> Iterator[str]:

@@ -12,6 +12,7 @@ from kvbench.engine.knob import layers_plan, settings
 from kvbench.engine.node import Role
 from kvbench.engine.tiers import TiersSpec
 from kvbench.fleet import ClusterSpec
+from kvbench.launch import Launch
 from kvbench.profile import (
     EngineProfile,
     Hardware,
@@ -172,6 +173,7 @@ class Http(Spec):
         description="empty the server's prefix cache before the run, in this server's way; auto: in that of the server found",
     )
     tokenizer: str | None = Field(None, description="words, server, ids or a tokenizer.json; the best there is if not given")
+    launch: Launch | None = Field(None, description="start this server with the run, and end it after the run")
 
     @field_validator("url")
     @classmethod

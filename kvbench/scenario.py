@@ -281,5 +281,5 @@ def _retarget(source: Source, url: str) -> None:
     where = f"--target {url}"
     target = source.data.get("target")
     kept = target if isinstance(target, dict) and target.get("kind") == "http" else {"kind": "http"}
-    source.data["target"] = {**{key: value for key, value in kept.items() if key != "urls"}, "url": url}
+    source.data["target"] = {**{key: value for key, value in kept.items() if key not in ("urls", "launch")}, "url": url}
     source.replaced(("target", "url") if kept is target else ("target",), Source(where, None))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.metrics import kv
+from kvbench.profile import load_model
 from kvbench.report.files import load
 from tests.whole import Whole, simulated
 
@@ -90,3 +91,41 @@ def test_losses_and_resets_are_in_the_file_as_in_the_gauges(tmp_path: Path) -> N
     assert run.summary["cache"]["misses"]["reset"] > 0
     files = load(run.directory)
     assert kv.fold([], files.end, 1.0, None)["lookups"] == 0
+
+
+HYBRID = """
+name: hybrid
+seed: 5
+target: {kind: sim, model: MODEL, hardware: h100, cache_log: 100%, settings: {blocks: BLOCKS, max_num_batched_tokens: 512}}
+workload:
+  arrivals: {shape: poisson, rate: 8/s}
+  prompt: {dist: uniform, min: 100, max: 900}
+  output: {dist: uniform, min: 5, max: 40, force: true}
+  prefixes: {groups: 8, zipf: 0.5, tokens: 640, share: 80%}
+phases: {steady: {for: 10s}, drain: {for: 60s}}
+"""
+
+
+@pytest.mark.parametrize(("model", "blocks", "kinds"), [("gpt-oss-20b", 601, "fw"), ("gemma-3-4b", 2401, "fwwwwww")])
+def test_lines_of_a_hybrid_model_fold_by_group(model: str, blocks: int, kinds: str, tmp_path: Path) -> None:
+    run = simulated(HYBRID.replace("MODEL", model).replace("BLOCKS", str(blocks)), tmp_path)
+    told = load(run.directory).manifest["target"]["groups"]
+    assert sorted(group["name"][0] for group in told) == sorted(kinds)
+    window = load_model(model).kinds
+    reach = next(part.window for part in window if part.window)
+    found = run.summary["cache"]
+    assert list(found["groups"]) == [str(at) for at in range(len(told))]
+    assert found["misses"]["evicted"] > 0 < found["ops"]["evict"]
+    for group, row in zip(told, found["groups"].values(), strict=True):
+        block, hits, lookups = group["block"], 0, 0
+        for record in run.records:  # a window group needs the blocks of the last `window - 1` tokens of what was found
+            had = record.cached // block
+            used = had - max(0, record.cached - reach + 1) // block if group["name"].startswith("window") else had
+            hits += used
+            lookups += used + (record.n_in - 1) // block - had
+        assert (row["hits"], row["lookups"]) == (hits, lookups)
+        assert hits > 0
+        assert sum(row["misses"].values()) == lookups - hits
+    assert 0 < found["byte_efficiency"] < found["byte_residency"] < 1
+    allocated = Counter(line.get("group", 0) for line in run.lines("cache.jsonl") if line["op"] == "alloc")
+    assert set(allocated) == set(range(len(told)))

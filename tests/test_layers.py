@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "kvbench"
 CONTRACTS = {"core", "units", "clock"}  # the vocabulary; every room but core itself may use it
-DOORS = {"workload", "control", "target", "engine", "metrics", "sink", "report", "collect"}
+DOORS = {"workload", "control", "target", "engine", "metrics", "sink", "report", "collect", "nsys"}
 
 # room: what it may import besides itself. A dotted name is that module alone.
 ALLOWED: dict[str, set[str]] = {
@@ -33,7 +33,11 @@ ALLOWED: dict[str, set[str]] = {
     "serve": {"core", "clock", "engine", "workload.tokenizers"},
     "journal": {"core"},
     "collect": {"core", "clock", "units", "metrics"},
+    "nsys": {"core"},
     "collect.serverlog": {"core", "clock", "units", "profile"},
+    "collect.moments": {"core", "metrics", "stop"},
+    "collect.session": {"core", "nsys"},
+    "launch": {"core", "clock", "units", "spec", "collect.serverlog", "target"},
     "crew": {"core", "clock", "collect"},
     "scribe": {"core", "crew", "journal", "metrics", "sink"},
     "stop": {"core", "units", "metrics"},
@@ -60,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     },
 }  # fmt: skip
 COMPOSERS = {"scenario", "cli", "__main__", "compose", "spec", "endpoint", "yaml_source", "problem", "forecast", "timetable"}
-COMPOSERS |= {"agenda", "fleet", "baseline", "doubts", "expected", "plan"}
+COMPOSERS |= {"agenda", "fleet", "baseline", "doubts", "expected", "plan", "startup"}
 
 
 def module_name(path: Path) -> str:

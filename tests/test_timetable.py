@@ -289,13 +289,15 @@ def test_a_load_that_never_is_stationary_is_told_before_the_run(arrivals: str, s
         ("{law: pid, setpoint: 80%}", "pid holds kv_usage"),
         ("{law: pid, signal: waiting, setpoint: 8}", "pid holds waiting"),
         ("{law: queue_feedback}", "queue_feedback holds waiting"),
-        ("{law: learned}", "learned needs kv_usage and waiting"),
+        ("{law: learned}", "learned holds kv_usage and waiting"),
     ],
 )
 def test_a_law_without_its_signal_is_doubted_on_a_server(tmp_path: Path, control: str, said: str) -> None:
-    told = warned(tmp_path, HTTP, f"control={control}")
-    assert f"{said}, and this target's gauges are not read in this version, so the law holds still for the whole run" in told
+    """One whose metrics are not read; whether a server shows what it needs is known once it was asked."""
+    told = warned(tmp_path, HTTP, f"control={control}", "collect=[]")
+    assert f"{said}, and nothing that this run reads tells it of this target, so the law holds still for the whole run" in told
     assert "`signal: ttft`" in told
+    assert "holds still" not in warned(tmp_path, HTTP, f"control={control}")
     assert "holds still" not in warned(tmp_path, f"control={control}")  # the embedded engine has gauges
 
 

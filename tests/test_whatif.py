@@ -7,6 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kvbench.cli import app
+from kvbench.scenario import load
+from kvbench.verdict import checks
 from tests.whole import ROOT, Whole, simulated
 
 KILLS = "target.settings.max_preemptions=0"
@@ -116,3 +118,8 @@ def test_i_a_starved_group_costs_everybody(tmp_path: Path) -> None:
     fair, starved = played("i-fair", tmp_path, 240), played("i-starved", tmp_path, 240)
     assert of(starved, "engine", "hit_rate", "value") < 0.85 < of(fair, "engine", "hit_rate", "value")
     assert of(starved, "latency", "ttft", "mean") > 1.3 * of(fair, "latency", "ttft", "mean")
+
+
+def test_fifteen_requests_are_no_reason_to_call_j_invalid() -> None:
+    limits = checks(load(ROOT / "scenarios/whatif/j-llama.yaml").verdict)["steady_requests"]
+    assert (limits.degraded, limits.invalid) == (None, None)

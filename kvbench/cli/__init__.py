@@ -10,12 +10,14 @@ import sys
 import typer
 
 from kvbench import __version__
+from kvbench.cli.agent import agent
 from kvbench.cli.check import check
 from kvbench.cli.curve import curve
 from kvbench.cli.doctor import doctor
 from kvbench.cli.export import export
 from kvbench.cli.laws import laws
 from kvbench.cli.metrics import metrics
+from kvbench.cli.profile import profile
 from kvbench.cli.report import report
 from kvbench.cli.run import run
 from kvbench.cli.schema import schema
@@ -56,8 +58,10 @@ app.command()(report)
 app.command()(export)
 app.command()(doctor)
 app.command()(metrics)
+app.command()(profile)
 app.command()(size)
 app.command()(serve)
+app.command()(agent)
 app.add_typer(trace, name="trace")
 app.add_typer(laws, name="laws")
 

@@ -100,8 +100,9 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
     """Open the target and run the scenario on this loop; returns the run directory. The report is another step."""
     import asyncio
     import sys
+    from dataclasses import replace
 
-    from kvbench import baseline, compose, journal
+    from kvbench import baseline, compose, doubts, journal
     from kvbench.clock import Clock, wall_time
     from kvbench.collect import Place
     from kvbench.endpoint import Http
@@ -118,12 +119,19 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
         planned = baseline.planned(scenario, opened.facts)
         opened.facts["warnings"] = [*opened.facts.get("warnings", ()), *baseline.overlong(scenario, opened.facts)]
         path = journal.create(Path(scenario.out), scenario.name, wall_time())
-        crew = await _open_crew(scenario, Place(clock, path, urls, opened.facts, prompt=opened.prompt))
+        server = opened.server
+        if server is not None and scenario.target.launch.log is None:
+            server.moved(path / "server.log")
+        place = Place(clock, path, urls, opened.facts, prompt=opened.prompt)
+        if server is not None:
+            place = replace(place, server_log=server.log, session=server.session, unprofiled=server.unprofiled)
+        crew = await _open_crew(scenario, place)
         sinks = await _open_sinks(scenario, path, opened.facts, crew)
     except BaseException:
         await opened.target.aclose()
         raise
     opened.facts["warnings"] += [f"collector {told['source']}: {told['error']}" for told in crew.facts if told["error"]]
+    opened.facts["warnings"] += doubts.blind(scenario, {name for told in crew.facts for name in told.get("gives", ())})
     view = VIEWS["quiet" if quiet else "live" if console.is_terminal else "plain"](console, len(phases), wall_time)
     target = Overheard(opened.target, crew.listeners) if crew.listeners else opened.target
     controls, windows = compose.build_controls(scenario, phases), scenario.windows

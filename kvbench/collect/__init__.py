@@ -31,6 +31,8 @@ class Place:
     facts: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)  # what the target is asked with; never recorded
     server_log: Path | None = None  # the output of a server that the run launched itself
+    session: str = ""  # of nsys, under which that server runs
+    unprofiled: str = ""  # why it does not, where a collector asked for it
     prompt: Callable[[Request], Sequence[int] | None] = lambda _: None  # a request's token ids, where they are known exactly
 
 

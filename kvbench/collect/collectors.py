@@ -5,6 +5,7 @@ from typing import Any
 from kvbench.collect.allocator import Allocator
 from kvbench.collect.host import Host
 from kvbench.collect.kvevents import KvEvents
+from kvbench.collect.nsight import Nsight
 from kvbench.collect.nvml import Nvml
 from kvbench.collect.prometheus import Prometheus
 from kvbench.collect.serverlog import ServerLog
@@ -13,6 +14,7 @@ COLLECTORS: dict[str, type[Any]] = {
     "allocator": Allocator,
     "host": Host,
     "kv_events": KvEvents,
+    "nsight": Nsight,
     "nvml": Nvml,
     "prometheus": Prometheus,
     "server_log": ServerLog,

@@ -31,7 +31,8 @@ class Gpu:
     due: dict[str, Seconds] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
-    values: dict[str, float] = field(default_factory=dict)  # the latest of each name
+    values: dict[str, float] = field(default_factory=dict)  # the latest of each name, of groups that are read
+    names: dict[str, set[str]] = field(default_factory=dict)  # what each group told
 
     @property
     def labels(self) -> dict[str, str]:
@@ -100,6 +101,7 @@ class Gpus:
             try:
                 for name, value in ask(self.m, gpu.handle):
                     gpu.values[name] = value
+                    gpu.names.setdefault(group, set()).add(name)
                     yield group, name, value
                 gpu.failed.pop(group, None)
             except self.m.NVMLError as error:
@@ -120,6 +122,8 @@ class Gpus:
     def _give_up(self, gpu: Gpu, group: str, why: str) -> None:
         gpu.off[group] = why
         del gpu.groups[group]
+        for name in gpu.names.pop(group, ()):
+            gpu.values.pop(name, None)  # what nobody reads any more is not what it is now
 
     def integrated(self, gpu: Gpu) -> bool:
         """A device without memory of its own: then the system's memory is what can run out."""

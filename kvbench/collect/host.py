@@ -67,7 +67,7 @@ class HostCollector:
 
     async def _read(self) -> None:
         at = self.clock.now()
-        for name, value in _machine():
+        for name, value in machine():
             self.emit(Sample(t=at, name=f"host_{name}", value=value, source=self.source))
         for name, value in self._own():
             self.emit(Sample(t=at, name=f"client_{name}", value=value, source=self.source))
@@ -87,7 +87,8 @@ class HostCollector:
             return  # a system that does not say
 
 
-def _machine() -> Iterator[tuple[str, float]]:
+def machine() -> Iterator[tuple[str, float]]:
+    """(name, value) of the whole machine, in base units."""
     memory = psutil.virtual_memory()
     yield "cpu", psutil.cpu_percent() / 100
     yield "memory", (memory.total - memory.available) / memory.total

@@ -84,7 +84,8 @@ class PrometheusCollector:
         for number, page in enumerate(pages):
             await unhurried(self.fleet.take(number, page))
         told = [await self._facts(number, page) for number, page in enumerate(pages)]
-        return {"every": self.spec.every, "pages": told, "not_exposed": self.fleet.missing()}
+        gives = sorted({meaning for source in self.fleet.sources for meaning in source})
+        return {"every": self.spec.every, "pages": told, "gives": gives, "not_exposed": self.fleet.missing()}
 
     async def _facts(self, number: int, page: Page) -> dict[str, Any]:
         """What one page is of, what it calls what we know, and how the server is set up."""

@@ -141,9 +141,12 @@ class Below(Protocol):
         """How many leading keys of layer group `group` come up if asked for, after `start` blocks that are on the device. Counts
         nothing: admission may fail."""
 
-    def entered(self, group: int, keys: Sequence[Key], device: int, upto: int, job: int, again: bool, now: Nanos) -> Nanos:
+    def entered(
+        self, group: int, keys: Sequence[Key], device: int, upto: int, tokens: int, job: int, again: bool, now: Nanos
+    ) -> Nanos:
         """An admission looked for `keys`: the first `device` were on the device, those before `upto` are to come up, the others
-        are missing. again: it is not the first of the job. Returns when all found are on the device, at least `now`."""
+        are missing. tokens: of the prefix that all groups have. again: it is not the first of the job. Returns when all found
+        are on the device, at least `now`."""
 
     def stored(self, group: int, key: Key, block: BlockInfo, now: Nanos) -> None:
         """A block of the device is full and has its key, computed or brought up: a copy may go down at once."""

@@ -109,7 +109,7 @@ class Cache:
                     self.tape.note("miss", keys[number], at, job, parent=table.chain.parent(number), again=again)
             if self.below is not None:
                 full = keys[: most // pool.tokens]
-                ready = max(ready, self.below.entered(at, full, found.counts[at], upto, job, again, self._now))
+                ready = max(ready, self.below.entered(at, full, found.counts[at], upto, found.tokens, job, again, self._now))
         for at, (table, count, more) in enumerate(zip(holding.tables, found.counts, found.lower, strict=True)):
             if more:
                 self._extend(at, table, (count + more) * self.groups[at].pool.tokens, job, 0)

@@ -136,9 +136,14 @@ def build(
                 encode, one.encoding, one.raw, least, wide,
             )
         )  # fmt: skip
+    return groups, stored(sized)
+
+
+def stored(sized: list[Sized]) -> Stored:
+    """What all groups are together, for the time of a step."""
     step = sum(one.codec.decode_step for one in sized if one.codec)
     token = sum(one.codec.decode * one.layers for one in sized if one.codec)
-    return groups, Stored(sum(one.token for one in sized), step, token)
+    return Stored(sum(one.token for one in sized), step, token)
 
 
 def _scale(codec: Codec | None, model: Model) -> float:

@@ -35,6 +35,7 @@ class _Block(NamedTuple):
     pool: int
     bytes: float  # on all devices together, each value once
     tokens: int
+    share: float  # of all layers, that the group has
 
 
 class Hierarchy:
@@ -58,12 +59,14 @@ class Hierarchy:
 
     def attach(self, groups: "Sequence[Group]") -> None:
         """What lies above. Called once, before anything else: what their pools give up comes here from now on."""
+        layers = max(group.last for group in groups)
         for at, group in enumerate(groups):
             if group.pool not in self._pools:
                 group.pool.evicted_to = partial(self._evicted, len(self._pools), at)
                 self.stack.pooled(len(self._pools), at)
                 self._pools.append(group.pool)
-            self._of.append(_Block(self._pools.index(group.pool), group.bytes * self._copies, group.pool.tokens))
+            share = (group.last - group.first + 1) / layers
+            self._of.append(_Block(self._pools.index(group.pool), group.bytes * self._copies, group.pool.tokens, share))
 
     def found(self, group: int, keys: Sequence[Key], start: int, now: Nanos) -> int:
         """How many leading `keys`, which follow `start` blocks, would come up from below. Counts nothing."""
@@ -76,8 +79,8 @@ class Hierarchy:
         return len(depths) if self.rules.restore == "always" else self._worth(of, depths, start, now)
 
     def _worth(self, of: _Block, depths: Sequence[int], start: int, now: Nanos) -> int:
-        """So many of the leading blocks that loading them saves most against computing them. Of blocks from one level in a row
-        either all or none."""
+        """So many of the leading blocks that loading them saves most against computing the group's layers of them. Of blocks from
+        one level in a row either all or none."""
         best, saved = 0, 0.0
         total = [0.0] * len(self.levels)
         for at, depth in enumerate(depths, 1):
@@ -88,14 +91,17 @@ class Hierarchy:
                 eta([level.reads, self.up], size, of.bytes, now) for level, size in zip(self.levels, total, strict=True) if size
             ]
             ready = max(*loads, self.up.arrival(sum(total), now))
-            saving = self._recompute(start * of.tokens, at * of.tokens) - (ready - now) / 1e9
+            saving = of.share * self._recompute(start * of.tokens, at * of.tokens) - (ready - now) / 1e9
             if saving > saved:
                 best, saved = at, saving
         return best
 
-    def entered(self, group: int, keys: Sequence[Key], device: int, upto: int, job: int, again: bool, now: Nanos) -> Nanos:
+    def entered(
+        self, group: int, keys: Sequence[Key], device: int, upto: int, tokens: int, job: int, again: bool, now: Nanos
+    ) -> Nanos:
         """An admission looked for `keys`: the first `device` were on the device, those before `upto` come up, the others are
-        missing. Returns when all found are on the device. again: no hits, it is not the first admission of the job."""
+        missing. Returns when all found are on the device. again: no hits, it is not the first admission of the job. Of the
+        `tokens` that all groups have each counts where a group's layers of it come from, by their share."""
         self._tend(now)
         of, ready = self._of[group], now
         wanted: list[list[Key]] = [[] for _ in self.levels]
@@ -109,11 +115,11 @@ class Hierarchy:
                     level.policy.miss(name)
             elif (depth := self.stack.depth(name)) is not None:
                 wanted[depth].append(name)
+                if not again:
+                    self.levels[depth].hits += of.share * max(0, min(of.tokens, tokens - at * of.tokens))
         for depth, names in enumerate(wanted):
             if names:
                 ready = max(ready, self._load(depth, of, names, job, again, now))
-                if not again:
-                    self.levels[depth].hits += len(names) * of.tokens / len(self._of)
         return ready
 
     def _load(self, depth: int, of: _Block, names: Sequence[Key], job: int, again: bool, now: Nanos) -> Nanos:

@@ -76,7 +76,7 @@ class Level:
         self.used = 0.0
         self.dropped = 0  # blocks that were to be written and were not: too many waited, or the disk takes no more
         self.forced = 0  # blocks given up although the tier above holds them: it is as large as this one
-        self.hits = 0.0  # tokens found here at the first admission of a job
+        self.hits = 0.0  # tokens found here at the first admission of a job; of layer groups, each by the share of its layers
         self._backlog = backlog
         self._disk = disk
         for (pool, key), size in disk.recover().items() if disk is not None else ():

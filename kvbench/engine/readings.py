@@ -29,6 +29,7 @@ def gauges(engine: "Engine") -> dict[str, float]:
         "running": float(len(batch.running)),
         "waiting": float(len(batch.waiting)),
         "preemptions": float(counters.preemptions),
+        "admitted": float(counters.admitted),
         "oom": float(counters.oom),
         "oom_rate": counters.oom / counters.admitted if counters.admitted else 0.0,
         "hit_tokens": float(counters.hit),

@@ -92,6 +92,7 @@ def gauges(nodes: Sequence[Node], counts: Counts, held: int) -> dict[str, float]
         "held": float(held),
         "nodes_up": float(len(each)),
         "imbalance": max(usage) * len(usage) / sum(usage) if sum(usage) else 1.0,
+        "admitted": float(counts.admitted),
         "oom": float(counts.oom),
         "oom_rate": counts.oom / counts.admitted if counts.admitted else 0.0,
         "retried": float(counts.retried),

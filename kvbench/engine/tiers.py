@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from kvbench.core import Nanos, Seconds
 from kvbench.engine import Cost, Step
 from kvbench.engine.admission import Admission, Everything, Frequency, Presence
-from kvbench.engine.cost import COSTS
+from kvbench.engine.cost import Roofline
 from kvbench.engine.disk import Disk
 from kvbench.engine.evict.policies import POLICIES, unknown
-from kvbench.engine.groups import LayersSpec
+from kvbench.engine.groups import LayersSpec, sizes, stored
 from kvbench.engine.hierarchy import Hierarchy, Rules
 from kvbench.engine.level import Level
 from kvbench.engine.stack import Stack
@@ -164,11 +164,12 @@ class TiersSpec(_Spec):
         return Presence() if self.admit == "presence" else (self.admit or Often(frequency=2, decay=600.0)).arm()
 
 
-def computing(cost: Cost, budget: int) -> Callable[[int, int], Seconds]:
-    """Seconds to compute so many tokens after so many others, in steps of `budget` tokens with nothing else in them."""
+def computing(cost: Cost, budget: int, encode: Seconds = 0.0) -> Callable[[int, int], Seconds]:
+    """Seconds to compute so many tokens after so many others, in steps of `budget` tokens with nothing else in them, each of
+    which takes `encode` per token to encode what it made."""
 
     def seconds(before: int, tokens: int) -> Seconds:
-        total = 0.0
+        total = encode * tokens
         while tokens > 0:
             chunk = min(budget, tokens)
             total += cost.seconds(Step(((chunk, before),)))
@@ -218,5 +219,8 @@ def build_below(
     prefetch = spec.prefetch if levels[0].name == "host" and len(levels) > 1 else 0
     rules = Rules(spec.write, spec.restore, spec.spill, spec.sequences, prefetch)
     link = float("inf") if hardware.host_link is None else hardware.host_link * copies
-    recompute = computing(COSTS["roofline"](model, hardware, engine), engine.max_num_batched_tokens)
+    sized = [] if layers is None else sizes(layers, model, hardware, engine)
+    cost = Roofline(model, hardware, engine, stored(sized) if sized else None)
+    encode = sum(one.codec.encode * one.layers for one in sized if one.codec and one.encoding == "sync")
+    recompute = computing(cost, engine.max_num_batched_tokens, encode)
     return Hierarchy(stack, rules, Line(link), Line(link), copies, recompute)

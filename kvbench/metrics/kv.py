@@ -35,10 +35,10 @@ class Fold:
     """All that is kept while lines are read, in the order of the file. `weights`: as for `fold`."""
 
     weights: Mapping[int, float] = field(default_factory=dict)
-    lookups: dict[int, int] = field(default_factory=dict)  # by group, as all below
+    lookups: dict[int, int] = field(default_factory=dict)  # by group, as the next two
     hits: dict[int, int] = field(default_factory=dict)
     reasons: dict[int, dict[str, int]] = field(default_factory=dict)
-    order: dict[int, list[str]] = field(default_factory=dict)  # looked-up keys, for stack distances
+    order: dict[tuple[int, int], list[str]] = field(default_factory=dict)  # by (group, node): looked-up keys, for stack distances
     gaps: list[Seconds] = field(default_factory=list)
     lifetimes: list[Seconds] = field(default_factory=list)
     idles: list[Seconds] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Fold:
     def _look(self, line: CacheAccess, at: tuple[int, int, str]) -> None:
         if not line.again:
             self.lookups[line.group] = self.lookups.get(line.group, 0) + 1
-        self.order.setdefault(line.group, []).append(line.key)
+        self.order.setdefault((line.group, line.node), []).append(line.key)
         before = self.seen.get(at)
         if before is not None:
             self.gaps.append(line.t - before)
@@ -148,12 +148,13 @@ def fold(
 
 def _group(found: Fold, group: int, share: float) -> dict[str, Any]:
     lookups, hits = found.lookups[group], found.hits.get(group, 0)
+    orders = [order for (of, _), order in sorted(found.order.items()) if of == group]
     return {
         "lookups": lookups,
         "hits": hits,
         "block_hit_rate": hits / lookups,
         "misses": found.reasons.get(group, dict.fromkeys(REASONS, 0)),
-        "reuse_distance": _spread([distance / share for distance in stack_distances(found.order[group])]),
+        "reuse_distance": _spread([distance / share for order in orders for distance in stack_distances(order)]),
     }
 
 

@@ -125,6 +125,7 @@ METRICS: dict[str, Metric] = {
     "drop_rate": Metric("ratio", "share", "dropped by this tool / (finished + shed + dropped)", "low"),
     "goodput": Metric("ratio", "share", "ok within every limit of its class / (finished + shed + dropped)", "high"),
     "hit_rate": Metric("ratio", "share", "prompt tokens found in the prefix cache / prompt tokens", "high"),
+    "oom_rate": Metric("ratio", "share", "requests that failed for lack of KV memory / requests that the engine took", "low"),
     # per second of the interval
     "offered_rate": Metric("rate", "/s", "requests due"),
     "admitted_rate": Metric("rate", "/s", "requests released by the limits"),
@@ -145,6 +146,8 @@ METRICS: dict[str, Metric] = {
         "gauge", "share", "device memory in use / device memory; flat where the server takes it at the start", "low"
     ),
     "preemptions_total": Metric("counter", "", "times a running request lost its blocks", "low"),
+    "oom_total": Metric("counter", "", "requests that failed for lack of KV memory", "low"),
+    "admitted_total": Metric("counter", "", "requests that the engine took, and did not turn away for the time being"),
     "hit_tokens_total": Metric("counter", "", "prompt tokens found in the server's cache"),
     "query_tokens_total": Metric("counter", "", "prompt tokens looked up in the server's cache"),
     "prompt_tokens_total": Metric("counter", "", "prompt tokens that the server took in"),

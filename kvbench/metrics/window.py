@@ -123,6 +123,8 @@ class Interval:
             return _share(c["cached_tokens"], c["cached_of"], "no prompt tokens counted")
         if metric == "goodput" and not self.slots.slos:
             return Stat(None, reason="no class has limits (slo)")
+        if metric == "oom_rate":
+            return self._oom_rate()
         part, whole = {
             "success_rate": (c["ok"], finished),
             "error_rate": (finished - c["ok"], finished),
@@ -132,6 +134,13 @@ class Interval:
             "goodput": (c["good"], finished + c["shed"] + c["dropped"]),
         }[metric]
         return _share(part, whole, "no request ended")
+
+    def _oom_rate(self) -> Stat:
+        """By the engine's counters. Who fails may have been taken in an earlier interval: at most all."""
+        failed, taken = (self.gauge(name, "") for name in ("oom_total", "admitted_total"))
+        if failed.value is None or taken.value is None:
+            return Stat(None, reason=failed.reason or taken.reason)
+        return _share(round(failed.value), round(max(failed.value, taken.value)), "no request was taken")
 
     def _latency(self, name: Name) -> Stat:
         them = self._population(name.metric)

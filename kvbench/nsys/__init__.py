@@ -1,7 +1,8 @@
 """What an Nsight Systems capture says of a served model: its layers, the GPU's work, gaps, and where it lies in a run.
 
-`events.read` makes a Capture of any export; `account.profiled` makes of it the numbers that `kvbench profile` prints, `align.aligned`
-puts them beside a run's windows, and `account.ranges` answers whether a capture is worth anything. Instants are ns on the capture's own axis.
+`events.read` makes a Capture of any export; `account.profiled` makes of it the numbers that `kvbench profile` prints,
+`align.aligned` puts them beside a run's windows, and `account.ranges` answers whether a capture is worth anything. Instants are
+ns on the capture's own axis.
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,11 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """NVTX ranges that began and ended, as columns of one length. thread: globalTid, or a negative number of its own where a
-    range began on one thread and ended on another. unfinished: ranges without an end, left out. damaged: rows that make no sense."""
+    """NVTX ranges that began and ended, as columns of one length.
+
+    thread: globalTid; -1 where unknown; another negative number, its own, where a range began on one thread and ended on another.
+    unfinished: ranges without an end, left out. damaged: rows that make no sense, left out.
+    """
 
     start: Ints
     end: Ints
@@ -86,9 +90,9 @@ class Diagnostic(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Is a capture worth anything? count: finished NVTX ranges; layers: different layers among them."""
+    """Is a capture worth anything? ranges: finished NVTX ranges; layers: different layers among them."""
 
-    count: int
+    ranges: int
     layers: int
     diagnostics: tuple[str, ...]
 

@@ -73,13 +73,8 @@ def diagnostics(tables: Tables) -> list[Diagnostic]:
 
 def _texts(tables: Tables) -> dict[int, str]:
     """The names that are in the rows themselves, by the number of the row."""
-    found, number = {}, 0
-    for rows in tables.chunks("NVTX_EVENTS", "text", numeric=False):
-        for number, (text,) in enumerate(rows, number):
-            if text is not None:
-                found[number] = str(text)
-        number += 1
-    return found
+    texts = (text for rows in tables.chunks("NVTX_EVENTS", "text", numeric=False) for (text,) in rows)
+    return {number: str(text) for number, text in enumerate(texts) if text is not None}
 
 
 def _domains(rows: np.ndarray[Any, Any], texts: dict[int, str]) -> dict[tuple[int, int], str]:
@@ -131,4 +126,3 @@ def _graph_launches(tables: Tables) -> int:
         return 0
     called = tables.numbers("CUPTI_ACTIVITY_KIND_RUNTIME", "nameId", "correlationId")
     return len(np.unique(called["correlationId"][np.isin(called["nameId"], list(names))]))
-

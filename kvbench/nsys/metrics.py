@@ -30,7 +30,7 @@ def metrics(tables: Tables) -> list[Metric]:
 
 
 def described(found: Iterable[Metric], devices: dict[int, Device]) -> list[dict[str, Any]]:
-    """Rows of a report: mean, p99 and largest of each metric; of DRAM metrics also bytes/s, where the GPU's bandwidth is known."""
+    """Rows of a report: mean, p99 and largest of each metric; bytes/s of DRAM metrics where the GPU's bandwidth is known."""
     rows = []
     for metric in found:
         mean = float(metric.value.mean())

@@ -23,6 +23,21 @@ class Place(NamedTuple):
     part: str
 
 
+class Told(NamedTuple):
+    """What a range's name says. twin: the second range that a compiled module gets, of its output; the first has its time."""
+
+    module: str
+    place: Place | None
+    twin: bool
+
+
+def told(text: str) -> Told:
+    """What a range's text says of the layer that it is about."""
+    name = module(text)
+    twin = name.endswith(_TWIN)
+    return Told(name, None if twin else place(name), twin)
+
+
 def module(text: str) -> str:
     """The module a range is named after: the dict's Module, or the text as it is."""
     if not text.startswith("{"):
@@ -36,11 +51,6 @@ def module(text: str) -> str:
             return str(found["Module"]).strip()
     match = _MODULE.match(text)
     return match.group(1).strip() if match else text.strip()
-
-
-def is_twin(module: str) -> bool:
-    """Is it the second range that a compiled module gets for its output? Its time is in the first."""
-    return module.endswith(_TWIN)
 
 
 def place(module: str) -> Place | None:

@@ -79,7 +79,8 @@ def _paired(one: Ints, other: Ints) -> Ints:
     """A number for each different pair, from 0 on without gaps."""
     values, right = np.unique(other, return_inverse=True)
     left = np.unique(one, return_inverse=True)[1]
-    return np.unique(left * len(values) + right, return_inverse=True)[1].astype(np.int64)
+    index: Ints = np.unique(left * len(values) + right, return_inverse=True)[1].astype(np.int64)
+    return index
 
 
 def _labels(tables: Tables, table: str) -> dict[int, str]:

@@ -1,19 +1,21 @@
 """Which ranges count as layers, and what the GPU did for each.
 
-A layer's ranges hold those of its parts, so that adding up both counts time twice. Of a layer that has ranges of its own only those
-count; of one that has only parts, its outermost parts, put together to passes. A range inside another that counts is left out.
+A layer's ranges hold those of its parts, so that adding up both counts time twice. Of a layer that has ranges of its own only
+those count; of one that has only parts, its outermost parts, put together to passes. A range inside another that counts is left
+out.
 
-A GPU operation belongs to a range if the API call that launched it is inside, on the same thread; the range's projection goes from
-the first operation's start to the last one's end. Both are how `nsys stats` has it.
+A GPU operation belongs to a range if the API call that launched it is inside, on the same thread; the range's projection goes
+from the first operation's start to the last one's end. Both are how `nsys stats` has it.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.nsys import Floats, Ints, Operations, Ranges
-from kvbench.nsys.names import Place, is_twin, module, place
+from kvbench.nsys import Ints, Operations, Ranges
+from kvbench.nsys.names import Told, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class Passes:
     busy: start of its first GPU operation, end of its last, how many, ns in them together; 0 where there is none. device: of the
     first operation, or -1. whole: from a range of the layer's own, not from its parts.
 
-    work: for each operation of a pass (its index, the pass). inside: of all ranges, whether it lies in a range that counts.
+    work: for each operation of a pass (its index, the pass). inside: of all ranges, whether it lies in a range that counts. told:
+    what each of the ranges' names says.
     """
 
     layers: list[tuple[str, int]]
@@ -37,15 +40,16 @@ class Passes:
     whole: NDArray[np.bool_]
     work: tuple[Ints, Ints]
     inside: NDArray[np.bool_]
+    told: list[Told]
     twins: int
     nested: int
 
 
 def passes(ranges: Ranges, operations: Operations) -> Passes:
     """The passes of every layer, in order of thread and start."""
-    modules = [module(name.text) for name in ranges.names]
-    twin = np.array([is_twin(name) for name in modules], bool)
-    places = [None if is_twin(name) else place(name) for name in modules]
+    said = [told(name.text) for name in ranges.names]
+    twin = np.array([each.twin for each in said], bool)
+    places = [each.place for each in said]
     layers = sorted({(found.stack, found.layer) for found in places if found is not None})
     index = {layer: i for i, layer in enumerate(layers)}
     key_of = np.array([-1 if found is None else index[found.stack, found.layer] for found in places], np.int64)
@@ -70,7 +74,7 @@ def passes(ranges: Ranges, operations: Operations) -> Passes:
     own = chosen[heads] if total else chosen
     return Passes(
         layers, key_of[ranges.name[own]], ranges.thread[own], cpu, first, last, count, busy, device, whole_of[ranges.name[own]],
-        (op, of), _inside(ranges, chosen), int(np.count_nonzero(twin[ranges.name])) if len(twin) else 0, nested,
+        (op, of), _inside(ranges, chosen), said, int(np.count_nonzero(twin[ranges.name])), nested,
     )  # fmt: skip
 
 
@@ -119,7 +123,9 @@ def inside_of(operations: Operations, thread: Ints, start: Ints, end: Ints) -> t
         low[part] = left + np.searchsorted(calls[left:right], start[part])
         high[part] = left + np.searchsorted(calls[left:right], end[part], "right")
         ended = operations.call_end[order[np.maximum(high[part] - 1, 0)]]
-        high[part] -= (high[part] > low[part]) & (ended > end[part])  # calls of a thread do not overlap: only the last can end outside
+        high[part] -= (high[part] > low[part]) & (
+            ended > end[part]
+        )  # calls of a thread do not overlap: only the last can end outside
     return low, high, order
 
 
@@ -149,12 +155,4 @@ def _runs(column: Ints) -> list[slice]:
     if not len(column):
         return []
     edges = np.concatenate([[0], np.flatnonzero(np.diff(column)) + 1, [len(column)]]).tolist()
-    return [slice(low, high) for low, high in zip(edges, edges[1:], strict=False)]
-
-
-def seconds(column: Ints) -> Floats:
-    """ns as seconds."""
-    return column / 1e9
-
-
-__all__ = ["Passes", "Place", "inside_of", "passes", "seconds"]
+    return [slice(low, high) for low, high in pairwise(edges)]

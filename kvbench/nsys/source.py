@@ -14,7 +14,11 @@ from kvbench.nsys.tables import Tables
 
 WAIT = 900.0  # seconds of wall time for an export; 8,000 ranges take 0.1 s
 CAPTURES = (".nsys-rep", ".qdrep")
-_INSTALLED = ("/opt/nvidia/nsight-systems*/*/bin/nsys", "/opt/nvidia/nsight-systems*/*/target-linux-*/nsys", "/usr/local/cuda/bin/nsys")
+_INSTALLED = (
+    "/opt/nvidia/nsight-systems*/*/bin/nsys",
+    "/opt/nvidia/nsight-systems*/*/target-linux-*/nsys",
+    "/usr/local/cuda/bin/nsys",
+)
 _MAGIC = b"SQLite format 3\0"
 _MARKS = ("META_DATA_EXPORT", "EXPORT_META_DATA", "NVTX_EVENTS", "TARGET_INFO_SESSION_START_TIME", "CUPTI_ACTIVITY_KIND_RUNTIME")
 
@@ -38,7 +42,9 @@ def opened(path: Path, wait: float = WAIT) -> Iterator[Tables]:
             exported(path, made, wait)
             yield from _export(made)
     elif path.suffix == ".qdstrm":
-        raise CaptureError(f"{path} is a raw stream that was never imported: QdstrmImporter, beside nsys, makes a .nsys-rep of it")
+        raise CaptureError(
+            f"{path} is a raw stream that was never imported: QdstrmImporter, beside nsys, makes a .nsys-rep of it"
+        )
     else:
         what = "is empty" if not head else "is neither a capture (.nsys-rep, .qdrep) nor its SQLite export (.sqlite)"
         raise CaptureError(f"{path} {what}; `nsys export -t sqlite FILE.nsys-rep` makes an export")

@@ -1,7 +1,7 @@
 """An export's tables by the names of their columns.
 
-Exports of 2022 to 2024 differ: tables are left out when empty, columns come and go. What an export lacks reads as absent, never as
-an error, and columns that are not asked for do not matter. Numbers come as int64 columns with ABSENT for NULL.
+Exports of 2022 to 2024 differ: tables are left out when empty, columns come and go. What an export lacks reads as absent, never
+as an error, and columns that are not asked for do not matter. Numbers come as int64 columns with ABSENT for NULL.
 """
 
 import sqlite3
@@ -77,7 +77,9 @@ class Tables:
 
     def strings(self) -> dict[int, str]:
         """StringIds: what numbers of names stand for."""
-        return {key: str(value) for key, value in self.rows("StringIds", "id", "value") if isinstance(key, int) and value is not None}
+        return {
+            key: str(value) for key, value in self.rows("StringIds", "id", "value") if isinstance(key, int) and value is not None
+        }
 
     def _of(self, table: str) -> frozenset[str]:
         quoted = table.replace('"', '""')

@@ -25,21 +25,30 @@ _NAMES: dict[str, tuple[str, ...]] = {  # our key: theirs, the common one first
     "active": ("num_experts_per_tok", "top_k_experts", "experts_per_token", "num_experts_per_token", "moe_k"),
     "expert_inner": ("moe_intermediate_size", "expert_intermediate_size"),
     "shared": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    "dense": ("first_k_dense_replace", "moe_layer_start_index"),
+    "dense": ("first_k_dense_replace",),
 }
-_DEFAULTS: dict[str, dict[str, Any]] = {  # of configuration classes whose published files leave them out
-    "gemma3_text": {
+_TIED = ("bloom", "ernie4_5", "gemma", "gemma4_text", "gpt2", "opt", "smollm3", "starcoder2")
+# What files leave out, as the classes of transformers 5.19 have it (models/*/configuration_*.py; named where one file has several).
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    **{kind: {"tie_word_embeddings": True} for kind in _TIED},  # all other classes of _KNOWN: False
+    "gemma3_text": {  # Gemma3TextConfig
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
         "max_position_embeddings": 131072, "sliding_window_pattern": 6, "tie_word_embeddings": True,
     },
-    "gemma2": {"sliding_window_pattern": 2, "tie_word_embeddings": True},
-    "gemma4_text": {"tie_word_embeddings": True},
-    **{kind: {"tie_word_embeddings": True} for kind in ("gemma", "gpt2", "gpt_bigcode", "opt", "bloom", "falcon", "starcoder2")},
-    **{kind: {"use_sliding_window": False} for kind in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")},
+    "mistral": {"sliding_window": 4096},  # MistralConfig; null where a file says so
+    "gemma2": {"sliding_window_pattern": 2, "tie_word_embeddings": True},  # Gemma2Config: every other layer
+    "falcon": {"multi_query": True, "tie_word_embeddings": True},  # FalconConfig; GPTBigCodeConfig alike
+    "gpt_bigcode": {"multi_query": True, "tie_word_embeddings": True},
+    **{kind: {"use_sliding_window": False, "max_window_layers": 28} for kind in ("qwen2", "qwen2_moe", "qwen3")},
+    "qwen3_moe": {"use_sliding_window": False},
+    "ernie4_5_moe": {  # Ernie4_5_MoeConfig
+        "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_intermediate_size": 1536,
+        "moe_layer_start_index": 1, "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 _UNGATED = {"gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "nemotron"}
 _KNOWN = _UNGATED | set(_DEFAULTS)  # others are read by the same keys, and a note says so
-_KNOWN |= {"llama", "mistral", "mixtral", "gemma", "phi3", "phimoe", "smollm3", "olmo2", "granite", "internlm2", "gpt_oss"}
+_KNOWN |= {"llama", "mistral", "mixtral", "gemma", "phi3", "phimoe", "smollm3", "olmo2", "granite", "internlm2", "gpt_oss", "ernie4_5"}
 _KNOWN |= {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text"}
 _KNOWN |= {"qwen3_5_moe_text", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe", "minimax_m2"}
 _KNOWN |= {"mimo_v2_flash"}
@@ -207,8 +216,10 @@ def _experts(config: Config, layers: int) -> Experts | None:
     shared_inner = config.count("shared_expert_intermediate_size", "share_expert_dim", default=0, low=0)
     frequency = config.data.get("moe_layer_freq")
     dense = config.named("dense", 0, low=0)
-    if isinstance(alone := config.data.get("mlp_only_layers"), list):
-        dense = len(alone)
+    if isinstance(alone := config.data.get("mlp_only_layers"), list):  # Qwen2MoeConfig, Qwen3MoeConfig
+        dense = len({at for at in alone if at in range(layers)})
+    if config.data.get("moe_layer_start_index") is not None:
+        dense = layers - len(_ernie(config, layers))
     if isinstance(frequency, list):
         dense = len([flag for flag in frequency if not flag])
     elif (isinstance(frequency, int) and frequency > 1) or config.count("decoder_sparse_step", default=1) > 1:
@@ -220,6 +231,15 @@ def _experts(config: Config, layers: int) -> Experts | None:
         shared=-(-shared_inner // inner) if shared_inner else config.named("shared", 0, low=0),
         dense_layers=min(dense, layers),
     )
+
+
+def _ernie(config: Config, layers: int) -> range:
+    """The layers, from 0, that have experts (Ernie4_5_MoeDecoderLayer): every so-manyth of those from start to end."""
+    every = config.count("moe_layer_interval", default=1)
+    last = config.data.get("moe_layer_end_index", -1)
+    stop = layers if last in (None, -1) else min(layers, config.count("moe_layer_end_index", low=0) + 1)
+    first = -(-(config.count("moe_layer_start_index", low=0) + 1) // every) * every - 1
+    return range(first, stop, every)
 
 
 def _kinds(config: Config, layers: int) -> tuple[Layers, ...]:
@@ -255,7 +275,10 @@ def _pattern(config: Config, layers: int) -> list[str]:
         return ["full_attention"] * layers
     if (every := config.count("sliding_window_pattern", default=0, low=0)) > 1:
         return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
-    whole = config.count("max_window_layers", default=0, low=0) if config.data.get("use_sliding_window") else 0
+    used, whole = bool(config.data.get("use_sliding_window")), config.count("max_window_layers", default=0, low=0)
+    if used and config.kind() == "qwen2_moe":  # Qwen2MoeConfig: every other one of the first max_window_layers
+        return ["full_attention" if i % 2 or i >= whole else "sliding_attention" for i in range(layers)]
+    whole = 0 if not used or config.kind() == "qwen3_moe" else whole  # Qwen3MoeAttention: all of them
     return ["full_attention"] * min(whole, layers) + ["sliding_attention"] * max(0, layers - whole)
 
 

@@ -77,6 +77,9 @@ def _ratio(name: Name, summary: Mapping[str, Any]) -> Stat:
     if name.metric == "goodput":
         row = summary["goodput"]
         return Stat(row["value"], row["n"], reason=row.get("reason") or "")
+    if name.metric == "oom_rate":
+        row = summary["engine"].get("oom_rate", {"value": None, "n": 0, "reason": "not exposed by the target"})
+        return Stat(row["value"], row["n"], reason=row["reason"] or "")
     outcomes = summary["outcomes"]
     return Stat(outcomes[name.metric], outcomes["finished"], reason=outcomes["reason"] or "")
 

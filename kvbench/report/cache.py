@@ -9,7 +9,9 @@ from kvbench.core import Record, Sample, Seconds
 from kvbench.report.intervals import Floats
 
 GAUGES = ("kv_usage", "cached_share", "running", "waiting")
-COUNTERS = ("preemptions_total", "hit_tokens_total", "query_tokens_total", "recompute_tokens_total")
+COUNTERS = (
+    "preemptions_total", "hit_tokens_total", "query_tokens_total", "recompute_tokens_total", "oom_total", "admitted_total",
+)  # fmt: skip
 FULL = (0.90, 0.95)  # shares of the pool above which time is counted
 APART = ("kvbench", "node")  # sources of readings that this tool takes of itself, and of parts whose sum is read too
 
@@ -24,6 +26,12 @@ def engine(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str,
         found["hit_rate"] = {"value": None, "reason": reason, "n": 0}
     else:
         found["hit_rate"] = {"value": hits / queries, "n": int(queries), "reason": None}
+    failed, taken = (found[name]["value"] for name in ("oom_total", "admitted_total"))
+    if failed is None or not taken:
+        reason = found["oom_total"].get("reason") or "no request was taken"
+        found["oom_rate"] = {"value": None, "reason": reason, "n": 0}
+    else:
+        found["oom_rate"] = {"value": min(1.0, failed / taken), "n": int(taken), "reason": None}
     return found
 
 

@@ -69,6 +69,7 @@ class _Node(msgspec.Struct):
     hardware: str
     devices: int
     role: str
+    blocks: int
 
 
 class _Target(msgspec.Struct):

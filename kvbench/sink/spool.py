@@ -20,7 +20,7 @@ SETTLED: Seconds = 10.0
 _BLOCK = 1 << 20
 
 
-class _Mark(NamedTuple):
+class Mark(NamedTuple):
     """A state of acknowledgement, and when it was reached."""
 
     when: Nanos
@@ -38,7 +38,7 @@ class Spool:
         self.directory = directory
         self.lines = self.acked = self.dead = 0
         self._segment, self._offset = _read_ack(directory / "ack")
-        self._marks = deque([_Mark(0, self._segment, self._offset, 0, 0)])  # the first of them is settled
+        self._marks = deque([Mark(0, self._segment, self._offset, 0, 0)])  # the first of them is settled
         self._last = max(self._numbers(), default=self._segment)
         self._fd = -1  # of the last segment; opened when there is something to append
         self._size = 0  # of it, whole lines
@@ -74,7 +74,7 @@ class Spool:
         self._offset += len(data)
         self.acked += data.count(b"\n")
         marks, now = self._marks, stopwatch()
-        marks.append(_Mark(now, self._segment, self._offset, self.acked, self.dead))
+        marks.append(Mark(now, self._segment, self._offset, self.acked, self.dead))
         before = marks[0]
         while len(marks) > 1 and marks[1].when <= now - SETTLED * 1e9:
             marks.popleft()
@@ -87,7 +87,7 @@ class Spool:
         self._marks = deque([settled])
         self._segment, self._offset, self.acked, self.dead = settled[1:]
 
-    def _settle(self, mark: _Mark) -> None:
+    def _settle(self, mark: Mark) -> None:
         part = self.directory / "ack.part"
         try:
             part.write_text(f"{mark.segment} {mark.offset}\n")
@@ -122,7 +122,7 @@ class Spool:
                 self._offset = min(self._offset, self._path(number).stat().st_size)
                 os.truncate(self._path(number), self._offset)
         self._last = self._segment
-        self._marks = deque([_Mark(0, self._segment, self._offset, self.acked, self.dead)])
+        self._marks = deque([Mark(0, self._segment, self._offset, self.acked, self.dead)])
 
     def clear(self) -> None:
         """Drop every line, and what is known of them."""
@@ -131,7 +131,7 @@ class Spool:
             self._path(number).unlink(missing_ok=True)
         (self.directory / "ack").unlink(missing_ok=True)
         self._segment, self._offset, self._last = 1, 0, 1
-        self._marks = deque([_Mark(0, 1, 0, self.acked, self.dead)])
+        self._marks = deque([Mark(0, 1, 0, self.acked, self.dead)])
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -62,7 +62,7 @@ def test_i06_c_a_servers_hit_rate_over_preemptions_is_warned_of(preempted: float
     counts = {"preemptions_total": preempted, "hit_tokens_total": 320.0, "query_tokens_total": 1000.0}
     metrics = {name: {"value": value, "resets": 0, "gone": 0, "reason": None} for name, value in counts.items()}
     told = {"state": "totals", "source": "prometheus", "start": -1.0, "end": 11.0, "scrape_max_s": 0.0, "loop_held_max_s": 0.0}
-    event = Event(t=11.0, kind="collector", data=told | {"metrics": metrics})
+    event = Event(t=11.0, kind="collector", data=told | {"complete": True, "metrics": metrics})
     lines = summarise(load(write(tmp_path / "run", [record(0, 0.0)], events=[event])))["warnings"]
     warned = [line for line in lines if "32 %" in str(line) and "preempted" in str(line)]
     assert len(warned) == bool(preempted)

@@ -252,6 +252,16 @@ def test_a_server_that_is_gone_at_the_end_is_said_to_be(tmp_path: Path) -> None:
     assert rows["count_mismatch"]["value"] is None
 
 
+def test_a_run_that_was_killed_has_what_was_read_until_then(tmp_path: Path) -> None:
+    stub: Stub = Stub(ANSWER, gets=lambda seen: counting(stub, seen, (8, 2)))
+    found = run(stub, tmp_path, "collect: [{kind: prometheus, every: 100ms}]")
+    file = found.directory / "events.jsonl"
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if '"totals"' not in line))
+    told = finished(found.directory).summary["server"]
+    assert told["metrics"]["finished_total"]["value"] == 5
+    assert told["window"]["complete"] is False
+
+
 def test_a_stop_rule_reads_a_real_servers_page(tmp_path: Path) -> None:
     stub = Stub(ANSWER, gets=lambda seen: page_reply(vllm("0", usage=0.99) + vllm("1", usage=0.97)))
     found = run(stub, tmp_path, 'stop: [{kv_usage: ">= 95%", for: 1s}]', "{steady: {for: 20s}}")
@@ -260,6 +270,19 @@ def test_a_stop_rule_reads_a_real_servers_page(tmp_path: Path) -> None:
     usage = found.summary["engine"]["kv_usage"]
     assert usage["max"] == pytest.approx(0.98)
     assert {label.split(",")[1]: row["max"] for label, row in usage["engines"].items()} == {"engine=0": 0.99, "engine=1": 0.97}
+
+
+def test_a_law_reads_a_real_servers_page_and_is_doubted_without(tmp_path: Path) -> None:
+    """queue_feedback at 4 waiting: the page shows 20, so it slows down; without a page it holds still, and that is said."""
+    law = "control: {law: queue_feedback, target_queue: 4, every: 1s}"
+    crowded = vllm().replace("waiting{engine", "waiting_{engine") + 'vllm:num_requests_waiting{engine="0",model_name="m"} 20\n'
+    for name, gets in (("sees", page_reply(crowded)), ("blind", ABSENT)):
+        (tmp_path / name).mkdir()
+        found = run(Stub(ANSWER, gets=lambda seen, gets=gets: gets), tmp_path / name, law, "{steady: {for: 2100ms}}")
+        doubted = [line for line in found.summary["warnings"] if "holds still" in line]
+        assert bool(doubted) == (name == "blind")
+        told = found.lines("windows.jsonl")[-1]["values"]["waiting_mean"]
+        assert told == (20 if name == "sees" else None)
 
 
 def test_series_that_are_told_together_stand_for_their_engines() -> None:

@@ -187,6 +187,20 @@ def test_a_sample_of_the_blocks_tells_the_same_shares() -> None:
     assert distances[1] == pytest.approx(distances[0], rel=0.2)
 
 
+def test_nodes_and_groups_have_reuse_distances_of_their_own() -> None:
+    """On node 0: a b c a, two blocks between; on node 1: a a, none; in group 1: a b a, one. Mixed, node 1's look-ups would stand
+    between those of node 0."""
+    order = [("a", 0, 0), ("a", 1, 0), ("b", 0, 0), ("a", 0, 1), ("a", 1, 0), ("c", 0, 0), ("b", 0, 1), ("a", 0, 0), ("a", 0, 1)]
+    lines = [
+        CacheAccess(t=float(at), op="miss", key=key, node=node, group=group, reason="evicted")
+        for at, (key, node, group) in enumerate(order)
+    ]
+    found = kv.fold(lines, end=10.0, share=1.0, tokens=None)
+    apart = [found["groups"][group]["reuse_distance"] for group in ("0", "1")]
+    assert [(one["n"], one["mean"], one["max"]) for one in apart] == [(2, 1.0, 2.0), (1, 1.0, 1.0)]
+    assert (found["reuse_gap"]["n"], found["reuse_gap"]["max"]) == (3, 7.0)
+
+
 def test_stack_distances_by_hand_and_by_brute_force() -> None:
     assert kv.stack_distances(["a", "b", "c", "a", "a", "b"]) == [2, 0, 2]
     rng = random.Random(1)

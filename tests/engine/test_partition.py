@@ -112,7 +112,7 @@ def test_what_comes_up_from_a_tier_is_no_hit_of_the_partition(tiers: bool) -> No
     gauges = built.gauges()
     assert gauges["partition_moves"] >= 3
     assert first.usable > 60
-    below = 2 * gauges["hit_tokens_host"] if tiers else 0  # half a token of the model's: it is found for one group of two
+    below = 2 * gauges["hit_tokens_host"] if tiers else 0  # each by half: one group of two has it there
     assert built.cache.groups[0].device == built.cache.groups[0].hits - below
 
 

@@ -14,6 +14,7 @@ from kvbench.engine import Job
 from kvbench.engine.admission import Admission, Everything, Frequency, Presence
 from kvbench.engine.engine import Engine
 from kvbench.engine.evict.order import Lru
+from kvbench.engine.groups import LayersSpec
 from kvbench.engine.hierarchy import Hierarchy, Rules
 from kvbench.engine.level import Level, across, dwpd, eta, life_years
 from kvbench.engine.stack import Stack
@@ -438,6 +439,59 @@ def test_a_run_repeats_to_the_byte() -> None:
 
 def test_computing_is_the_sum_of_its_steps() -> None:
     assert computing(Second(), 4)(0, 10) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("group", "more"),  # seconds that 3,000 tokens take more than those of a model without groups
+    [
+        ({}, 0.0),
+        ({"codec": "int4-g64"}, 3000 * 32 * 10e-9),  # the step that makes them encodes them: 10 ns a token and layer
+        ({"codec": "int4-g64", "encoding": "async"}, 0.0),
+    ],
+)
+def test_what_restore_saves_is_what_the_engine_would_take(group: dict[str, object], more: float) -> None:
+    parts = load_model("llama-3.1-8b"), load_hardware("rtx-4090"), load_engine("vllm", blocks=1001, max_num_batched_tokens=4096)
+    layers = LayersSpec.model_validate({"groups": [{"layers": "1+", **group}], "staging": 1e9})
+    spec = TiersSpec.model_validate({"host": {"capacity": 1e9}, "restore": "cheaper"})
+    below, bare = (build_below(spec, *parts, lambda: 0, layers=one) for one in (layers, None))
+    assert below is not None and bare is not None  # noqa: PT018
+    assert below._recompute(0, 3000) - bare._recompute(0, 3000) == pytest.approx(more, abs=1e-12)
+    took = []
+    for one in (layers, None):
+        built = Engine(*parts, layers=one)
+        took.append(serve(built, (0.0, job(0, (A, 3000)))).seconds(0)[0])
+    assert took[0] - took[1] == pytest.approx(more, rel=0.01, abs=2e-9)  # 3,000 tokens are not whole blocks
+
+
+def test_restore_reckons_with_kv_as_it_is_stored() -> None:
+    """A late chunk of a prompt reads the KV of all tokens before it: 4.5 of 16 bits of each number."""
+    model, card = load_model("llama-3.1-70b"), load_hardware("h100").model_copy(update={"bandwidth": 1e9})  # reading decides
+    profile = load_engine("vllm", blocks=1001, max_num_batched_tokens=64, max_num_seqs=8)
+    layers = LayersSpec.model_validate({"groups": [{"layers": "1+", "codec": "int4-g64", "encoding": "async"}]})
+    spec = TiersSpec.model_validate({"host": {"capacity": 1e9}})
+    below, bare = (build_below(spec, model, card, profile, lambda: 0, layers=one) for one in (layers, None))
+    assert below is not None and bare is not None  # noqa: PT018
+    seen = [one._recompute(8000, 64) - one._recompute(0, 64) for one in (below, bare)]
+    assert seen[0] / seen[1] == pytest.approx(4.5 / 16)
+
+
+def test_a_token_is_found_below_by_the_share_of_its_layers() -> None:
+    """8 of 32 layers have left the device: of 60 tokens, 15 whole blocks of 4, 56 are common to all, a quarter of them below. One
+    more block of theirs is no hit: the other layers never had more."""
+    parts = load_model("llama-3.1-8b"), load_hardware("rtx-4090"), load_engine("vllm", block=4, blocks=401)
+    layers = LayersSpec.model_validate({"groups": [{"layers": "1-8"}, {"layers": "9+"}]})
+    spec = TiersSpec.model_validate({"host": {"capacity": 1e9}})
+    built = Engine(*parts, below=build_below(spec, *parts, lambda: 0, layers=layers), layers=layers)
+    serve(built, (0.0, job(0, (A, 61))))
+    few, most = (group.pool for group in built.cache.groups)
+    for key in list(few.index):
+        few.evicted_to(key)
+    few.discard(list(few.index))
+    most.discard(list(most.index)[14:])
+    serve(built, (built.until / 1e9, job(1, (A, 61))))
+    gauges = built.gauges()
+    assert (gauges["hit_tokens"], gauges["hit_tokens_host"]) == (56, 14)
+    assert (gauges["hit_tokens_1_8"], gauges["hit_tokens_9_32"]) == (60, 56)
 
 
 @pytest.mark.parametrize(

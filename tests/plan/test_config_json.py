@@ -202,3 +202,62 @@ def test_what_is_no_config(tmp_path: Path, text: str, message: str) -> None:
         read(tmp_path / "config.json")
     with pytest.raises(ValueError, match="no file"):
         read(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize(  # the defaults of transformers 5.19's configuration classes, where a file leaves them out
+    ("changes", "tied", "kv_heads"),
+    [
+        ({"model_type": "gemma"}, True, 8),
+        ({"model_type": "opt"}, True, 8),
+        ({"model_type": "bloom"}, True, 8),
+        ({"model_type": "starcoder2"}, True, 8),
+        ({"model_type": "smollm3"}, True, 8),
+        ({"model_type": "ernie4_5"}, True, 8),
+        ({"model_type": "gpt_bigcode", "num_key_value_heads": ...}, True, 1),
+        ({"model_type": "gpt_bigcode", "num_key_value_heads": ..., "multi_query": False}, True, 32),
+        ({"model_type": "falcon", "num_key_value_heads": ...}, True, 1),
+        ({"model_type": "falcon", "num_key_value_heads": ..., "multi_query": False}, True, 32),
+        ({"model_type": "falcon", "num_key_value_heads": ..., "new_decoder_architecture": True, "num_kv_heads": 8}, True, 8),
+        ({"model_type": "gpt_neox"}, False, 8),
+        ({"model_type": "phi"}, False, 8),
+        ({"model_type": "nemotron"}, False, 8),
+        ({"model_type": "qwen2"}, False, 8),
+    ],
+)
+def test_defaults_of_configuration_classes(tmp_path: Path, changes: dict[str, Any], tied: bool, kv_heads: int) -> None:
+    model, _ = read(written(tmp_path, **{"tie_word_embeddings": ..., **changes}))
+    assert (model.tied_embeddings, model.kv_heads) == (tied, kv_heads)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kinds"),
+    [
+        ({"model_type": "qwen2"}, []),
+        ({"model_type": "qwen3_moe"}, []),
+        ({"model_type": "qwen2", "use_sliding_window": True}, [(28, "full"), (4, "window")]),
+        ({"model_type": "qwen3_moe", "use_sliding_window": True, "max_window_layers": 20}, [(32, "window")]),
+        ({"model_type": "qwen2_moe", "use_sliding_window": True, "max_window_layers": 21}, [(11, "window"), (21, "full")]),
+    ],
+)
+def test_which_layers_of_qwen_have_windows(tmp_path: Path, changes: dict[str, Any], kinds: list[tuple[int, str]]) -> None:
+    model, _ = read(written(tmp_path, **{"sliding_window": 4096, **changes}))
+    assert [(part.layers, part.kind) for part in model.kinds] == kinds
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [
+        ({"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": []}, 0),
+        ({"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0, 5, 5, 99]}, 2),
+        ({"model_type": "ernie4_5_moe"}, 1),  # 64 experts, of which 6 are active and 2 shared, from the second layer on
+        ({"model_type": "ernie4_5_moe", "moe_layer_start_index": 3, "moe_layer_end_index": 30}, 4),
+        ({"model_type": "ernie4_5_moe", "moe_layer_interval": 2}, 16),
+        ({"model_type": "ernie4_5_moe", "moe_layer_interval": 3, "moe_layer_start_index": 4, "moe_layer_end_index": -1}, 23),
+    ],
+)
+def test_which_layers_have_experts(tmp_path: Path, changes: dict[str, Any], dense: int) -> None:
+    model, _ = read(written(tmp_path, **changes))
+    assert model.experts is not None
+    assert model.experts.dense_layers == dense
+    if changes["model_type"] == "ernie4_5_moe":
+        assert (model.experts.count, model.experts.active, model.experts.shared, model.experts.intermediate) == (64, 6, 2, 1536)

@@ -25,9 +25,9 @@ FACTS: dict[str, Any] = {
         {"name": "7_32", "first": 7, "last": 32, "block": 16, "bytes": 64.0, "blocks": 200},
     ],
     "nodes": [
-        {"hardware": "h100", "devices": 1, "blocks": 250, "kv_tokens": 2000, "role": "prefill"},
-        {"hardware": "h100", "devices": 1, "blocks": 250, "kv_tokens": 2000, "role": "decode"},
-        {"hardware": "h100", "devices": 1, "blocks": 250, "kv_tokens": 2000, "role": "decode"},
+        {"hardware": "h100", "devices": 1, "blocks": 500, "kv_tokens": 2000, "role": "prefill"},
+        {"hardware": "h100", "devices": 1, "blocks": 500, "kv_tokens": 2000, "role": "decode"},
+        {"hardware": "h100", "devices": 1, "blocks": 500, "kv_tokens": 2000, "role": "decode"},
     ],
 }  # fmt: skip
 TARGET = {  # at 0, 5 and 10 s; the interval is [5, 10]
@@ -145,6 +145,14 @@ def test_what_answered_is_told_node_by_node_and_no_product_is_made_of_groups() -
     assert described(FACTS) == (
         "the embedded engine: m on 1 node of 1 x h100 for prefill and 2 nodes of 1 x h100 for decode (vllm profile), "
         "KV pools of 2 layer groups (300 + 200 blocks on each node), 4,000 tokens fit"
+    )
+    shared = [node | {"blocks": 300} for node in FACTS["nodes"]]
+    pool = [group | {"blocks": 300} for group in FACTS["groups"]]
+    assert "one KV pool for 2 layer groups (300 blocks on each node), 4,000 tokens fit" in described(
+        FACTS | {"nodes": shared, "groups": pool}
+    )
+    assert "(300 + 200 blocks on node 0)" in described(
+        FACTS | {"nodes": [FACTS["nodes"][0], FACTS["nodes"][1] | {"hardware": "l4"}]}
     )
     alike = [node | {"role": "mixed"} for node in FACTS["nodes"]]
     assert "m on 3 nodes of 1 x h100 (" in described(FACTS | {"nodes": alike})

@@ -1,0 +1,90 @@
+"""The server's own profiler: POST /start_profile and /stop_profile, as vLLM and SGLang have them.
+
+Sources: vLLM's and SGLang's API servers. vLLM takes no body; SGLang a JSON body, here with CUDA_PROFILER (cudaProfilerStart, for
+which nsys --capture-range=cudaProfilerApi waits) and without num_steps, since it refuses /stop_profile then.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from kvbench.collect import CollectorError
+from kvbench.collect.profiler import ProfilerError
+from kvbench.core import Seconds
+
+START: Final[Seconds] = 10.0
+STOP: Final[Seconds] = 60.0  # the server writes its trace before it answers
+BODIES: Final[dict[str, dict[str, Any] | None]] = {"vllm": None, "sglang": {"activities": ["CUDA_PROFILER"]}}
+ABSENT: Final = (
+    "has no /start_profile: start vLLM with `--profiler-config.profiler cuda` (before 0.13: VLLM_TORCH_CUDA_PROFILE=1), under "
+    "`nsys profile --capture-range=cudaProfilerApi --capture-range-end=repeat ...`; SGLang has it as it is"
+)
+
+
+class StartStop:
+    """Asks every server behind `urls`. The files lie where their nsys writes them, and are not to be seen from here."""
+
+    def __init__(self, urls: Sequence[str], headers: Mapping[str, str], body: dict[str, Any] | None) -> None:
+        self.urls, self.headers, self.body = urls, headers, body
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> dict[str, Any]:
+        """A GET tells: 405 where a route is there to be posted to, 404 where it is not."""
+        for url in self.urls:
+            try:
+                async with asyncio.timeout(START), self._http().get(f"{url}/start_profile", headers=self.headers) as answer:
+                    status = answer.status
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                raise CollectorError(f"{url}/start_profile: {error or type(error).__name__}") from None
+            if status == 404:
+                raise CollectorError(f"{url} {ABSENT}")
+        return {"urls": list(self.urls), "body": self.body}
+
+    async def begin(self, stem: Path) -> None:
+        await self._all("start_profile", START, self.body)
+
+    async def end(self, stem: Path) -> Path | None:
+        await self._all("stop_profile", STOP, None)
+        return None
+
+    async def abandon(self) -> None:
+        with suppress(ProfilerError):
+            await self._all("stop_profile", START, None)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=STOP))
+        return self._session
+
+    async def _all(self, what: str, patience: Seconds, body: dict[str, Any] | None) -> None:
+        """All of them, also where one fails."""
+        why = await asyncio.gather(*(self._post(f"{url}/{what}", patience, body) for url in self.urls))
+        if told := [text for text in why if text]:
+            raise ProfilerError("; ".join(told))
+
+    async def _post(self, url: str, patience: Seconds, body: dict[str, Any] | None) -> str:
+        """Why it failed, "" where it did not."""
+        try:
+            async with asyncio.timeout(patience), self._http().post(url, headers=self.headers, json=body) as answer:
+                if answer.status == 404:
+                    return f"{url.rpartition('/')[0]} {ABSENT}"
+                said = (await answer.content.read(300)).decode(errors="replace").strip()
+                return "" if answer.status < 300 else f"{url} answers {answer.status}: {said or 'nothing'}"
+        except TimeoutError:
+            return f"{url} did not answer within {patience:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            return f"{url}: {error or type(error).__name__}"
+
+
+def body(facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the server found at the target takes: SGLang's where it names itself so, else none."""
+    told = " ".join(str(server.get(key)) for server in facts.get("servers", ()) for key in ("owner", "software")).lower()
+    return BODIES["sglang" if "sglang" in told else "vllm"]
