@@ -6,8 +6,8 @@ The phases are agenda.py's.
 import math
 import secrets
 import ssl
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,7 @@ class Opened:
     count: Callable[[str], int]
     prompt: Callable[[Request], Sequence[int] | None] = lambda _: None  # token ids, where they are exactly the server's
     server: LaunchedServer | None = None  # that was launched for the run; the target's aclose ends it
+    headers: Mapping[str, str] = field(default_factory=dict)  # what it is asked with, its key among them
 
 
 async def open_target(scenario: Scenario, clock: Clock) -> Opened:
@@ -198,7 +199,7 @@ async def _open_server(scenario: Scenario, spec: Http, clock: Clock) -> Opened:
     target.render = tokenizer.render
     whole: Target = Launched(target, server) if server is not None else target
     prompt = (lambda request: tokenizer.render(request)["prompt"]) if isinstance(tokenizer, Ids) else (lambda _: None)
-    return Opened(whole, facts, tokenizer.facts(), tokenizer.count, prompt, server)
+    return Opened(whole, facts, tokenizer.facts(), tokenizer.count, prompt, server, target.headers)
 
 
 def _judgeable(scenario: Scenario, facts: dict[str, Any]) -> None:

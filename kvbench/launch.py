@@ -90,7 +90,8 @@ class Server:
                 self._from = out.tell()
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-                    env={**os.environ, **env, MARK: self._mark}, preexec_fn=_end_with_parent if _PRCTL else None,  # noqa: PLW1509 - one system call
+                    env={**os.environ, **env, MARK: self._mark},
+                    preexec_fn=_end_with_parent if _PRCTL else None,  # noqa: PLW1509 - one system call
                 )  # fmt: skip
         except OSError as error:
             raise TargetUnreachable(f"cannot launch {command[0]!r}: {error.strerror or error}") from None

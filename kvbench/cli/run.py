@@ -122,7 +122,7 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
         server = opened.server
         if server is not None and scenario.target.launch.log is None:
             server.moved(path / "server.log")
-        place = Place(clock, path, urls, opened.facts, prompt=opened.prompt)
+        place = Place(clock, path, urls, opened.facts, opened.headers, prompt=opened.prompt)
         if server is not None:
             place = replace(place, server_log=server.log, session=server.session, unprofiled=server.unprofiled)
         crew = await _open_crew(scenario, place)

@@ -18,8 +18,10 @@ _LEFT_OUT = ("over", "preallocated")
 
 def trigger(text: Any) -> Trigger:
     """What the scenario writes: preemptions, anomaly, or a condition as a stop rule's. Raises ValueError."""
-    if text == "anomaly" or isinstance(text, Rule):
+    if isinstance(text, Rule):
         return text
+    if text == "anomaly":
+        return "anomaly"
     if text == "preemptions":
         return Rule.model_validate(STORM)
     if not isinstance(text, Mapping):

@@ -14,7 +14,7 @@ from kvbench.nsys.tables import ABSENT, Tables, sane
 
 _RANGES = (59, 60, 70, 71)  # push/pop and start/end; the same of ranges imported from text
 _DOMAIN = 75  # a domain was created: its text is the domain's name
-_TOLD = 1  # diagnostics above this severity are for the user: 2 is a warning, 3 an error
+_TOLD = (2, 3)  # severities of diagnostics that are for the user: warning, error; 1 is information, 4 chatter
 _NVTX = ("start", "end", "eventType", "globalTid", "endGlobalTid", "domainId", "textId")
 
 
@@ -67,7 +67,7 @@ def ranges(tables: Tables) -> Ranges:
 def diagnostics(tables: Tables) -> list[Diagnostic]:
     """What Nsight Systems warned of; exports before 2024 have none."""
     rows = tables.rows("DIAGNOSTIC_EVENT", "severity", "text")
-    told = [Diagnostic(severity, str(text)) for severity, text in rows if isinstance(severity, int) and severity > _TOLD]
+    told = [Diagnostic(severity, str(text)) for severity, text in rows if severity in _TOLD]
     return list(dict.fromkeys(told))
 
 

@@ -70,10 +70,10 @@ class HttpTarget:
         self.timeouts = timeouts or Timeouts()
         self.retries, self.backoff, self.keep_text = retries, backoff, keep_text
         self.counts = {"connections": 0, "reconnects": 0, "unterminated": 0}
-        self._headers = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
+        self.headers = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
         self._secrets = ([key] if key else []) + [value for value in (headers or {}).values() if len(value) >= SECRET]
         self._tls = _tls(ca_file) if any(url.startswith("https:") for url in urls) else None
-        self._origins = [Origin(url, PATHS[api], HEADERS | self._headers, self._tls) for url in urls]
+        self._origins = [Origin(url, PATHS[api], HEADERS | self.headers, self._tls) for url in urls]
         self._turn = itertools.cycle(self._origins)
         self._chat = api == "chat"
         self._options: dict[str, Any] = {"stream": stream}
@@ -87,7 +87,7 @@ class HttpTarget:
     async def open(self) -> dict[str, Any]:
         """Facts of the servers behind the urls. Raises TargetUnreachable where one of them does not answer."""
         try:
-            facts = await discover([origin.base for origin in self._origins], self.model, self._headers, self._tls)
+            facts = await discover([origin.base for origin in self._origins], self.model, self.headers, self._tls)
         except TargetUnreachable as error:
             raise TargetUnreachable(blot(str(error), self._secrets)) from None
         return dict(_blotted(facts, self._secrets))
@@ -99,7 +99,7 @@ class HttpTarget:
         if self._chat:
             forms.insert(0, {"messages": [{"role": "user", "content": text}]})
         for form in forms:
-            tokens = await tokenize(self._origins[0].base, self.model, form, self._headers, self._tls)
+            tokens = await tokenize(self._origins[0].base, self.model, form, self.headers, self._tls)
             if tokens is not None:
                 return tokens
         return None
@@ -108,11 +108,11 @@ class HttpTarget:
         """Empty the servers' prefix caches (`asked`: how, see reset.RESETS, or auto), and watch over the first requests that they
         were empty. Facts for the manifest. Raises TargetUnreachable where a server refuses or does not answer."""
         try:
-            async with opened(self._headers, self._tls) as session:
+            async with opened(self.headers, self._tls) as session:
                 rows = [await reset(session, server, asked) for server in servers]
         except TargetUnreachable as error:
             raise TargetUnreachable(blot(str(error), self._secrets)) from None
-        self._proof = Proof(self.clock, rows, lambda: opened(self._headers, self._tls))
+        self._proof = Proof(self.clock, rows, lambda: opened(self.headers, self._tls))
         unsure = [row for row in rows if not row["believed"]]
         lines = [f"{row['url']}: {row['endpoint']} {row['why']}; the first requests decide" for row in unsure]
         return dict(_blotted({"asked": asked, "servers": rows, "warnings": lines}, self._secrets))
