@@ -60,5 +60,13 @@ def sink_loss(evidence: Evidence) -> Measure:
     return Measure(max(0.0, share), int(worst["points"]), note=" ".join(worst.get("notes") or ()) if share > 0 else "")
 
 
+def captured(evidence: Evidence) -> Measure:
+    """Windows that a profiler opened."""
+    if not any(told.get("source") == "nsight" and not told.get("error") for told in hired(evidence)):
+        return Measure(None, 0, "no profiler was at work")
+    opened = sum(event.kind == "profile" and event.data.get("state") == "opened" for event in evidence.events)
+    return Measure(opened, opened, note="a profiled run is no baseline")
+
+
 def _said(evidence: Evidence, state: str) -> Iterator[Event]:
     return (event for event in evidence.events if event.kind == "collector" and event.data.get("state") == state)

@@ -27,7 +27,7 @@ from kvbench.evidence import (
     unanswered,
     workers_lost,
 )
-from kvbench.losses import collector_gap, collectors_lost, required_lost, sink_loss
+from kvbench.losses import captured, collector_gap, collectors_lost, required_lost, sink_loss
 
 Limit = float | Callable[[Evidence], float] | None
 
@@ -179,6 +179,7 @@ CHECKS: dict[str, Check] = {
     "sink_loss": Check(
         "points that no database has", "share", sink_loss, ">", 0.0, None,
         "kvbench export DIR --influx URL --resume delivers them from the run directory"),
+    "captured": Check("windows of a profiler", "count", captured, ">", None, None, ""),
     "count_mismatch": Check(
         "client total against server counter", "share", count_mismatch, ">", 0.02, 0.20,
         "one of the two counts is wrong: compare with the server's log"),

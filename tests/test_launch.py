@@ -185,7 +185,10 @@ def test_what_is_refused(launch: dict[str, Any], says: str) -> None:
 
 
 def test_what_only_looks_like_a_secret_is_not_refused() -> None:
-    plain = {"command": ["vllm", "--tokenizer", "x", "--max-tokens", "5", "--api-key", "$K"], "env": {"TOKENIZERS_PARALLELISM": "false"}}
+    plain = {
+        "command": ["vllm", "--tokenizer", "x", "--max-tokens", "5", "--api-key", "$K"],
+        "env": {"TOKENIZERS_PARALLELISM": "false"},
+    }
     Launch.model_validate(plain)
 
 
@@ -207,4 +210,3 @@ def test_a_target_from_the_command_line_takes_the_place_of_a_launch(tmp_path: Pa
     file.write_text(scenario())
     assert load(file).target.launch is not None
     assert load(file, (), "http://127.0.0.1:1").target.launch is None
-

@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "collect.moments": {"core", "metrics", "stop"},
     "collect.session": {"core", "nsys"},
     "launch": {"core", "clock", "units", "spec", "collect.serverlog", "target"},
+    "agent": {"core", "clock", "collect", "sink"},
     "crew": {"core", "clock", "collect"},
     "scribe": {"core", "crew", "journal", "metrics", "sink"},
     "stop": {"core", "units", "metrics"},

@@ -259,3 +259,43 @@ def test_a_rule_that_nothing_can_be_read_for_neither_fires_nor_passes_and_is_sai
     assert said in run.summary["warnings"]
     assert run.summary["stop"]["kind"] == "bound"
     assert said in " ".join(kvbench("report", run.directory).stdout.replace("! ", "").split())
+
+
+def test_requests_that_memory_fails_end_a_run_and_break_a_budget(tmp_path: Path) -> None:
+    """Answers outgrow a small pool whose victims fail; each window tells its own share, by the records too."""
+    text = """
+name: oom
+seed: 7
+target: {kind: sim, model: llama-3.1-8b, hardware: rtx-4090, settings: {blocks: 201, max_preemptions: 0}}
+workload: {arrivals: {shape: constant, rate: 2/s}, prompt: 256, output: {dist: fixed, value: 300, force: true}}
+phases: {steady: {for: 60s}, drain: {for: 60s}}
+windows: {length: 10s, slide: 10s}
+budget: {oom_rate: "< 1%", oom_total: "<= 1000"}
+"""
+    (tmp_path / "whole").mkdir()
+    run = simulated(text, tmp_path / "whole")
+    lost = [record for record in run.records if record.cause == "oom"]
+    assert lost
+    told = 0.0
+    for row in run.lines("windows.jsonl")[:6]:  # of its last second the counter may have been read before the end
+        told += row["values"]["oom_total"]
+        by = [sum(record.end_ns / 1e9 < row["end"] - back for record in lost) for back in (1.0, 0.0)]
+        assert by[0] <= told <= by[1]
+        assert row["values"]["oom_rate"] == pytest.approx(row["values"]["oom_total"] / row["values"]["admitted_total"])
+        assert row["values"]["admitted_total"] == pytest.approx(20, abs=2)  # two a second
+    assert run.summary["engine"]["oom_rate"]["value"] == run.summary["engine"]["oom_total"]["value"] / 120
+    rate, total = run.summary["budgets"]
+    assert (rate["status"], total["status"]) == ("fail", "pass")
+    assert rate["value"] == run.summary["engine"]["oom_rate"]["value"] > 0.01
+    (tmp_path / "stopped").mkdir()
+    stopped = simulated(text + 'stop: [{oom_rate: "> 0%", over: 5s}]\n', tmp_path / "stopped")
+    (event,) = [event for event in stopped.lines("events.jsonl") if event["kind"] == "stop"]
+    first = min(record.end_ns for record in lost) / 1e9
+    assert first < event["t"] <= first + 2
+
+
+def test_a_server_that_tells_no_oom_has_no_oom_rate(tmp_path: Path) -> None:
+    text = served("{shape: constant, rate: 5/s}", "{steady: {for: 2s}}", also='budget: {oom_rate: "< 1%"}')
+    run = against(Stub(stream(C("a"), C("b"), FIN, U(8, 2), DONE)), text, tmp_path)
+    (row,) = run.summary["budgets"]
+    assert (row["status"], row["reason"]) == ("not evaluated", "not exposed by the target")

@@ -1,4 +1,4 @@
-"""The agent's HTTP server: four pages to read, nothing to write. Nobody that asks can hold up the readings, or fill the memory."""
+"""The agent's HTTP server: four pages to read, nothing to write. Nobody that asks can hold up the readings or fill the memory."""
 
 import asyncio
 import math
@@ -11,7 +11,7 @@ from kvbench.agent.agent import Agent
 from kvbench.agent.page import TYPE, text
 from kvbench.core import Seconds
 
-AT_ONCE = 8  # answers of /samples
+AT_ONCE = 64  # answers of /samples
 CLIENTS = 256  # connections; further ones are closed at once
 PART = 256  # lines of /samples in one write
 SLOW: Seconds = 10.0  # in which a client takes one

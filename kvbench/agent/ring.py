@@ -14,8 +14,8 @@ MOST = 256 << 20  # bytes
 class Ring:
     """Lines in the order of their telling, numbered without gaps: who has 7 and 9 knows that 8 was there.
 
-    `{"n": 8, "t": seconds since 1970, "labels": {...}, "values": {name: number or null}}`, or `"event": {"kind", "data"}` in place
-    of labels and values. Two lines need not be in order of t: machine and GPUs are read apart.
+    `{"n": 8, "t": seconds since 1970, "labels": {...}, "values": {name: number or null}}`, or `"event": {"kind", "data"}` in
+    place of labels and values. Two lines need not be in order of t: machine and GPUs are read apart.
     """
 
     def __init__(self, keep: Seconds, most: int = MOST) -> None:

@@ -106,7 +106,7 @@ def _kept(text: str) -> float:
 def _bytes(text: str) -> int:
     from kvbench import units
 
-    most = round(units.parse(text, units.SIZES, "a size", "1GiB"))
+    most = round(units.parse(text, {**units.SIZES}, "a size", "1GiB"))
     if most < 1 << 20:
         raise ValueError(f"--influx-disk {text}: write 1MiB or more")
     return most
@@ -240,9 +240,7 @@ async def _listen(server: Any, host: str, port: int) -> int:
     except ValueError:
         near = host == "localhost"
     if not near:
-        _warn(
-            f"anybody who reaches port {bound} of {host} can read what this machine does: nothing protects it. See docs/guides/agent.md"
-        )
+        _warn(f"nothing protects port {bound} of {host}: whoever reaches it reads what this machine does (docs/guides/agent.md)")
     return bound
 
 

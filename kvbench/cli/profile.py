@@ -1,4 +1,4 @@
-"""`kvbench profile`: an Nsight Systems capture by layer, on a run's clock where one is named. Parses and prints, decides nothing."""
+"""`kvbench profile`: an Nsight Systems capture by layer, and on a run's clock. Parses and prints, decides nothing."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,13 +18,13 @@ SHOWN = 12  # rows of a table of names
 
 
 def profile(file: File, run: Run = None, json_file: Json = None) -> None:
-    """How long each layer of a model took on the CPU and the GPU, which stand out, and what the GPU did meanwhile.
+    """How long each layer of a model took on CPU and GPU, which stand out, and what the GPU did meanwhile.
 
     Examples: kvbench profile capture.nsys-rep   |   kvbench profile capture.sqlite --run results/wave-... --json profile.json
 
-    Exit codes: 0 layers were found; 1 none were: what else is in the capture is shown, with advice; 2 it cannot be read, or does not
-    lie in the run.
+    Exit codes: 0 layers were found; 1 none were (the rest is shown, with advice); 2 it cannot be read, or is not of the run.
     """
+    from kvbench.nsys import CaptureError
     from kvbench.nsys.account import profiled
     from kvbench.nsys.events import read
     from kvbench.nsys.source import opened
@@ -38,7 +38,7 @@ def profile(file: File, run: Run = None, json_file: Json = None) -> None:
         text = _text(told) if json_file is not None else ""
         if json_file is not None and str(json_file) != "-":
             json_file.write_text(text, encoding="utf-8")
-    except (ValueError, OSError, MemoryError) as error:
+    except (CaptureError, OSError, MemoryError) as error:
         typer.echo(f"kvbench profile: {error or 'it does not fit into memory'}", err=True)
         raise typer.Exit(2) from None
     if str(json_file) == "-":
@@ -51,14 +51,19 @@ def profile(file: File, run: Run = None, json_file: Json = None) -> None:
 
 
 def _on_run(capture: Any, directory: Path) -> dict[str, Any]:
+    from kvbench.nsys import CaptureError
     from kvbench.nsys.align import aligned
     from kvbench.replay import began
     from kvbench.report.files import load
 
-    files = load(directory)
+    try:
+        files = load(directory)
+        wall = began(files)
+    except ValueError as error:
+        raise CaptureError(f"--run: {error}") from None
     if files.virtual:
-        raise ValueError(f"{directory}: that run had a virtual clock, so no capture lies in its time")
-    return {"directory": str(directory), **aligned(capture, began(files), files.windows, files.events)}
+        raise CaptureError(f"--run: {directory} had a virtual clock, so no capture lies in its time")
+    return {"directory": str(directory), **aligned(capture, wall, files.windows, files.events)}
 
 
 def _text(told: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kvbench.collect.agent import Agent
 from kvbench.collect.allocator import Allocator
 from kvbench.collect.host import Host
 from kvbench.collect.kvevents import KvEvents
@@ -11,6 +12,7 @@ from kvbench.collect.prometheus import Prometheus
 from kvbench.collect.serverlog import ServerLog
 
 COLLECTORS: dict[str, type[Any]] = {
+    "agent": Agent,
     "allocator": Allocator,
     "host": Host,
     "kv_events": KvEvents,

@@ -7,7 +7,8 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from kvbench.core import Seconds
+from kvbench.clock import stopwatch
+from kvbench.core import Nanos, Seconds
 
 Reading = tuple[str, float]
 MIB: Final = 1 << 20
@@ -140,6 +141,7 @@ class Gpm:
 
     def __init__(self) -> None:
         self._samples: list[Any] = []
+        self._at: Nanos = 0  # of the latest, by the stopwatch
 
     def __call__(self, m: Any, h: Any) -> Iterator[Reading]:
         if not self._samples:
@@ -147,7 +149,11 @@ class Gpm:
                 raise m.NVMLError(m.NVML_ERROR_NOT_SUPPORTED)
             self._samples = [m.nvmlGpmSampleAlloc(), m.nvmlGpmSampleAlloc()]
             m.nvmlGpmSampleGet(h, self._samples[1])
+            self._at = stopwatch()
             return
+        if stopwatch() - self._at < GPM_LEAST:
+            return  # too near to it, which NVML calls an invalid argument
+        self._at = stopwatch()
         self._samples.reverse()
         before, after = self._samples
         m.nvmlGpmSampleGet(h, after)
@@ -192,6 +198,7 @@ GROUPS: dict[str, Group] = {
     "remapped_rows": Group(remapped, 60.0),
 }
 GPM_EVERY: Final[Seconds] = 1.0
+GPM_LEAST: Final[Nanos] = 101_000_000
 
 
 def _fields(m: Any, h: Any, asked: list[tuple[int, int]]) -> list[float | None]:

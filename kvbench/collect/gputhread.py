@@ -42,7 +42,7 @@ def open_gpus(asked: Sequence[int | str] | None, now: Seconds) -> Gpus:
 
 
 class GpuThread:
-    """Samples `gpu_*` with labels gpu and uuid (and mig), and their join over all GPUs without labels, handed over on the loop."""
+    """Samples `gpu_*` with labels gpu and uuid (and mig), and their join over all GPUs without, handed over on the loop."""
 
     def __init__(self, gpus: Gpus, source: str, clock: Clock, every: Seconds, take: Take) -> None:
         self.gpus, self.source, self.clock, self.every = gpus, source, clock, every

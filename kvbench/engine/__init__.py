@@ -5,7 +5,7 @@ half-open: a step that would begin at `until` has not begun.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvbench.core import Nanos, Seconds, Segment
@@ -43,7 +43,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A job that ended: n_out counts all its choices; cached are prompt tokens found resident at first admission.
+    """A job that ended: n_out counts all its choices; cached are prompt tokens found at first admission, of those `below` in a
+    tier below the device, and `begun` is when it could be computed from then; None where it was never admitted.
 
     failed: "" where it has all its tokens, else why it has not: "node_lost", "oom" (it lost its blocks once too often), ...
     """
@@ -54,6 +55,8 @@ class Done:
     cached: int
     preempted: int
     failed: str = ""
+    below: int = field(default=0, compare=False)
+    begun: Nanos | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

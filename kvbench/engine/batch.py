@@ -24,7 +24,7 @@ from kvbench.engine import Job
 from kvbench.engine.cache import Cache
 from kvbench.engine.holding import Found
 from kvbench.engine.predict import Lengths
-from kvbench.engine.sequence import ORDERS, VICTIMS, Queue, Sequence
+from kvbench.engine.sequence import ORDERS, VICTIMS, Entry, Queue, Sequence
 from kvbench.profile import EngineProfile
 
 ENDLESS = 1 << 62  # tokens of a reply's content: as many as are asked for
@@ -78,7 +78,7 @@ class Batch:
         self.running: list[Sequence] = []  # in order of admission
         self.waiting = Queue(ORDERS[profile.order])
         self.counters = Counters()
-        self.cached: dict[int, int] = {}  # job id -> prompt tokens found at its first admission
+        self.entered: dict[int, Entry] = {}  # by job id: its first admission
         self.conditions: list[Condition] = []
         self.killed: list[Sequence] = []  # for want of blocks; they hold none. Whoever reads them takes them away
         self._victim = VICTIMS[profile.victim]
@@ -206,7 +206,7 @@ class Batch:
             self.counters.query += sequence.prompt
             self.counters.hit += found.tokens
             self.counters.below += found.below
-            self.cached[sequence.job.id] = found.tokens
+            self.entered[sequence.job.id] = Entry(found.tokens, found.below, max(self.cache.now, sequence.ready))
             self.cache.count(found, sequence.prompt)
 
     def preempt(self) -> None:

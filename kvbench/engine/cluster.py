@@ -193,15 +193,16 @@ class Cluster:
     def _heard(self, span: Span, node: Node) -> Span:
         """A node's span as the cluster's: without the ends of jobs that go on elsewhere."""
         node.heard(span)
+        if not span.done and not node.number:
+            return span
         ended = [self._ended(node, done, span.times[-1]) for done in span.done]
-        same = ended == span.done and not node.number
-        return span if same else replace(span, done=[done for done in ended if done is not None], node=node.number)
+        return replace(span, done=[done for done in ended if done is not None], node=node.number)
 
     def _ended(self, node: Node, done: Done, at: Nanos) -> Done | None:
         """A node has done its part of a job. Returns the job's end, None where it goes on."""
         task = node.tasks[done.id]
         node.drop(task)
-        cached = task.cached = done.cached if task.cached is None else task.cached
+        task.first = task.first or done
         task.preempted += done.preempted
         job, last = task.job, 1 if node.role == "prefill" else task.job.max_tokens
         self.heat.used(node, task.holding, job.tokens + last - 1, at)
@@ -213,7 +214,7 @@ class Cluster:
         self.counts.ended(done.failed)
         for router in () if done.failed else {id(router): router for router in self.routers.values()}.values():
             router.ended(job, job.max_tokens)
-        return replace(done, cached=cached, preempted=task.preempted)
+        return replace(task.told(done), preempted=task.preempted)
 
     def _settle(self, now: Nanos) -> None:
         """Place what waits and now has a node, first come first served in each stage."""
@@ -232,8 +233,7 @@ class Cluster:
         """The job, which no node has any more, will not get its tokens."""
         del self._tasks[task.job.id]
         self.counts.ended(why)
-        done = Done(task.job.id, task.job.tokens, sum(task.begun), task.cached or 0, task.preempted, why)
-        self._failed.append(Span(now, [now], [], [done]))
+        self._failed.append(Span(now, [now], [], [task.over(why)]))
 
     def _lose(self, node: Node, now: Nanos) -> None:
         self.counts.lost(node)

@@ -46,7 +46,7 @@ class Engine:
         self.meter = Meter(hardware, held.cost) if powered else None
         self.memory = readings.memory(model, hardware, engine, self.cache)
         self.batch = Batch(self.cache, engine)
-        self._jobs = Live(self.batch.cached)
+        self._jobs = Live(self.batch.entered)
         self._steps: Steps | None = None
         self.until: Nanos = 0  # how far time has come
         self._clock: Nanos = 0  # end of the last step, or the change that ended an idle time

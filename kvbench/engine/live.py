@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvbench.engine import Done, Job
-from kvbench.engine.sequence import Sequence
+from kvbench.engine.sequence import Entry, Sequence
 
 
 @dataclass(slots=True)
@@ -18,12 +18,12 @@ class _Entry:
 
 
 class Live:
-    """Iterates over ids. Every call with an id that is not live raises KeyError. `found`: prompt tokens by job id that were
-    resident at its first admission; what it says of a job is taken out as the job ends."""
+    """Iterates over ids. Every call with an id that is not live raises KeyError. `entered`: first admissions by job id; what it
+    says of a job is taken out as the job ends."""
 
-    def __init__(self, found: dict[int, int]) -> None:
+    def __init__(self, entered: dict[int, Entry]) -> None:
         self._jobs: dict[int, _Entry] = {}
-        self._found = found
+        self._entered = entered
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -54,7 +54,7 @@ class Live:
         """Forget the job. Returns how far it came."""
         done = self.progress(job_id, failed)
         del self._jobs[job_id]
-        self._found.pop(job_id, None)
+        self._entered.pop(job_id, None)
         return done
 
     def progress(self, job_id: int, failed: str = "") -> Done:
@@ -62,7 +62,8 @@ class Live:
         entry = self._jobs[job_id]
         tokens = entry.tokens + sum(s.generated for s in entry.choices)
         preempted = entry.preempted + sum(s.preempted for s in entry.choices)
-        return Done(job_id, entry.job.tokens, tokens, self._found.get(job_id, 0), preempted, failed)
+        cached, below, begun = self._entered.get(job_id, (0, 0, None))
+        return Done(job_id, entry.job.tokens, tokens, cached, preempted, failed, below, begun)
 
     def begun(self, job_id: int) -> tuple[int, ...]:
         """Answer tokens of each choice so far, those from other nodes included."""
@@ -75,5 +76,5 @@ class Live:
         live = [s for entry in self._jobs.values() for s in entry.choices]
         assert len(queued) == len(live), "sequences lost or doubled"
         assert set(map(id, queued)) == set(map(id, live)), "queues and jobs disagree"
-        assert set(self._found) <= set(self._jobs), "cached counts of jobs that ended"
+        assert set(self._entered) <= set(self._jobs), "admissions of jobs that ended"
         assert all(s.prompt <= s.known < s.end for s in live), "a finished sequence is live"

@@ -34,7 +34,7 @@ class Task:
     source: "Node | None" = None  # the node that has the prompt's KV, before it moves on
     losses: int = 0  # of that node when the KV was computed
     begun: tuple[int, ...] = ()  # answer tokens of each choice from nodes it has left; () before the first
-    cached: int | None = None  # prompt tokens found at its first admission, once it has left that node
+    first: Done | None = None  # of the node that gave its first token, once it has left it: what its first admission found
     preempted: int = 0  # on nodes it has left
     growth: int = 0  # answer tokens that are expected of it still, as its router expected them
     ahead: int = 0  # tokens to compute before its next one, by which it counts in its node's `backlog`
@@ -47,10 +47,18 @@ class Task:
     def progress(self) -> Done:
         """The job so far, over all nodes it was on."""
         if self.node is None or not self.running:
-            return Done(self.job.id, self.job.tokens, sum(self.begun), self.cached or 0, self.preempted)
+            return self.over("")
         done = self.node.engine.progress(self.job.id)
-        cached = done.cached if self.cached is None else self.cached
-        return replace(done, cached=cached, preempted=done.preempted + self.preempted)
+        return replace(self.told(done), preempted=done.preempted + self.preempted)
+
+    def told(self, done: Done) -> Done:
+        """What a node says of its part, with the first admission's findings."""
+        first = self.first or done
+        return replace(done, cached=first.cached, below=first.below, begun=first.begun)
+
+    def over(self, failed: str) -> Done:
+        """The job where no node has it."""
+        return self.told(Done(self.job.id, self.job.tokens, sum(self.begun), 0, self.preempted, failed))
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +175,7 @@ class Node:
             if task.running:
                 begun, done = self.engine.begun(task.job.id), self.engine.progress(task.job.id)
                 task.begun = begun if any(begun) else ()
-                task.cached = done.cached if any(begun) and task.cached is None else task.cached
+                task.first = done if any(begun) and task.first is None else task.first
                 task.preempted += done.preempted
                 task.running = False
         self.cache.now = max(self.cache.now, now)

@@ -6,10 +6,19 @@ ORDERS say who is admitted first, VICTIMS who loses its blocks when they run out
 from bisect import insort
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Row
+from typing import NamedTuple
 
 from kvbench.core import Nanos
 from kvbench.engine import Job
 from kvbench.engine.holding import Holding
+
+
+class Entry(NamedTuple):
+    """A job's first admission: prompt tokens that were found, those of them below the device, and when all were on it."""
+
+    cached: int
+    below: int
+    at: Nanos
 
 
 class Sequence:

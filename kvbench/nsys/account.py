@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from kvbench.nsys import Capture, Found, Name
-from kvbench.nsys.device import by, devices, kernels, memory
+from kvbench.nsys.columns import by, spread
+from kvbench.nsys.device import devices, kernels, memory
 from kvbench.nsys.events import diagnostics
 from kvbench.nsys.events import ranges as nvtx
-from kvbench.nsys.layers import rows, spread
+from kvbench.nsys.layers import rows
 from kvbench.nsys.metrics import described
 from kvbench.nsys.names import told
 from kvbench.nsys.passes import Passes, passes
@@ -39,11 +40,12 @@ def profiled(capture: Capture) -> dict[str, Any]:
     return {
         "file": str(capture.path), "exporter": capture.exporter, "schema": capture.schema,
         "began": capture.utc / 1e9 + capture.begin / 1e9 if capture.utc is not None else None,
-        "seconds": (capture.end - capture.begin) / 1e9, "mode": "eager" if len(found.key) else None, "by": "gpu" if found.count.any() else "cpu",
+        "seconds": (capture.end - capture.begin) / 1e9, "mode": "eager" if len(found.key) else None,
+        "by": "gpu" if found.count.any() else "cpu",
         "ranges": {
             "count": len(capture.ranges.start), "unfinished": capture.ranges.unfinished, "damaged": capture.ranges.damaged,
             "output_twins": found.twins, "nested": found.nested, "passes": len(found.key),
-            "threads": len(np.unique(found.thread)), "processes": len(np.unique(found.thread >> 24)),
+            "threads": len(np.unique(found.thread)), "processes": _processes(found),
         },
         "layers": rows(capture, found), **_others(capture, found),
         "kernels": of_kernels[:NAMED], "kernels_unlisted": max(0, len(of_kernels) - NAMED), "memory": memory(work),
@@ -107,7 +109,7 @@ def _notes(capture: Capture, found: Passes) -> list[str]:
     lost = int(np.count_nonzero(work.thread == -1))
     if lost:
         notes.append(
-            f"{lost:,} of {len(work.start):,} GPU operations belong to no layer: the call that launched them is not in the capture"
+            f"{lost:,} of {len(work.start):,} GPU operations belong to no layer: the call that launched them was not captured"
         )
     if len(found.key) and not found.count.any():
         notes.append(
@@ -123,10 +125,14 @@ def _notes(capture: Capture, found: Passes) -> list[str]:
         notes.append(f"{found.nested:,} layer ranges lay inside another layer's and are not counted twice")
     if len(found.key) and not found.whole.all():
         notes.append("some layers have no range of their own: a pass is their parts added up, without what lies between them")
-    processes = len(np.unique(found.thread >> 24))
-    if processes > 1:
-        notes.append(f"layers ran in {processes} processes (ranks): counts and totals are of all of them together")
+    if _processes(found) > 1:
+        notes.append(f"layers ran in {_processes(found)} processes (ranks): counts and totals are of all of them together")
     return notes
+
+
+def _processes(found: Passes) -> int:
+    """Processes in which layers ran."""
+    return len(np.unique(found.thread[found.thread >= 0] >> 24))
 
 
 def _advice(capture: Capture) -> str:

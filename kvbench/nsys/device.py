@@ -5,16 +5,9 @@ from typing import Any
 import numpy as np
 
 from kvbench.nsys import GRAPH, KERNEL, MEMCPY, MEMSET, Capture, Ints, Operations
-from kvbench.nsys.layers import spread
+from kvbench.nsys.columns import by, spread
 
 TOP = 20  # kernels and gaps that are listed
-
-
-def by(which: Ints, column: Ints) -> list[tuple[int, Ints]]:
-    """(value, those of `which` that have it in `column`), in order of value."""
-    order = np.argsort(column, kind="stable")
-    values, heads = np.unique(column[order], return_index=True)
-    return list(zip(values.tolist(), np.split(which[order], heads[1:]), strict=True)) if len(values) else []
 
 
 def kernels(work: Operations) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from kvbench.nsys import GRAPH, KERNEL, Capture, Floats, Ints
+from kvbench.nsys.columns import by, spread
 from kvbench.nsys.metrics import dram_share
 from kvbench.nsys.passes import Passes
 
@@ -24,10 +25,8 @@ def rows(capture: Capture, found: Passes) -> list[dict[str, Any]]:
     total = np.maximum(found.last - found.first, 0) if on_gpu else found.cpu
     everything = int(total.sum())
     kernels = _kernels(capture, found)
-    order = np.argsort(found.key, kind="stable")
-    keys, heads = np.unique(found.key[order], return_index=True)
-    made = []
-    for key, which in zip(keys.tolist(), np.split(order, heads[1:]), strict=True):
+    made: list[dict[str, Any]] = []
+    for key, which in by(np.arange(len(found.key)), found.key):
         stack, layer = found.layers[key]
         ran = which[found.count[which] > 0]
         own = total[ran if on_gpu else which]
@@ -41,15 +40,6 @@ def rows(capture: Capture, found: Passes) -> list[dict[str, Any]]:
         })  # fmt: skip
     _judge(made, on_gpu)
     return made
-
-
-def spread(nanos: Ints) -> dict[str, float]:
-    """Total, mean, median, p99, least and most of spans, in seconds."""
-    median, p99 = np.quantile(nanos, [0.5, 0.99]).tolist()
-    return {
-        "total": int(nanos.sum()) / 1e9, "mean": float(nanos.mean()) / 1e9, "median": median / 1e9, "p99": p99 / 1e9,
-        "min": int(nanos.min()) / 1e9, "max": int(nanos.max()) / 1e9,
-    }  # fmt: skip
 
 
 def robust_z(values: Floats) -> Floats:

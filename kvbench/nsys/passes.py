@@ -9,12 +9,12 @@ from the first operation's start to the last one's end. Both are how `nsys stats
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.nsys import Ints, Operations, Ranges
+from kvbench.nsys.columns import runs
 from kvbench.nsys.names import Told, told
 
 
@@ -88,7 +88,7 @@ def _counting(ranges: Ranges, key_of: Ints, whole_of: NDArray[np.bool_], layers:
     named = np.flatnonzero((key >= 0) & (whole | ~has_own[key]))
     named = named[np.lexsort((-ranges.end[named], ranges.start[named], ranges.thread[named]))]
     kept = np.zeros(len(named), bool)
-    for part in _runs(ranges.thread[named]):
+    for part in runs(ranges.thread[named]):
         end = ranges.end[named[part]]
         kept[part] = np.concatenate([[True], end[1:] > np.maximum.accumulate(end)[:-1]])
     return named[kept], int(np.count_nonzero(~kept))
@@ -115,7 +115,7 @@ def inside_of(operations: Operations, thread: Ints, start: Ints, end: Ints) -> t
     order = np.lexsort((operations.call_start, operations.thread))
     threads, calls = operations.thread[order], operations.call_start[order]
     low, high = np.zeros(len(thread), np.int64), np.zeros(len(thread), np.int64)
-    for part in _runs(thread):
+    for part in runs(thread):
         one = int(thread[part.start])
         left, right = np.searchsorted(threads, one), np.searchsorted(threads, one, "right")
         if one < 0 or left == right:
@@ -140,7 +140,7 @@ def _inside(ranges: Ranges, chosen: Ints) -> NDArray[np.bool_]:
     """Which ranges lie within one that counts, or are one."""
     found = np.zeros(len(ranges.start), bool)
     order = np.lexsort((ranges.start, ranges.thread))
-    for part in _runs(ranges.thread[order]):
+    for part in runs(ranges.thread[order]):
         every = order[part]
         mine = chosen[slice(*np.searchsorted(ranges.thread[chosen], [ranges.thread[every[0]], ranges.thread[every[0]] + 1]))]
         if len(mine):
@@ -148,11 +148,3 @@ def _inside(ranges: Ranges, chosen: Ints) -> NDArray[np.bool_]:
             at = np.searchsorted(ranges.start[mine], ranges.start[every], "right") - 1
             found[every] = (at >= 0) & (ranges.end[every] <= reach[np.maximum(at, 0)])
     return found
-
-
-def _runs(column: Ints) -> list[slice]:
-    """Where a column of equal values side by side has each of them."""
-    if not len(column):
-        return []
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(column)) + 1, [len(column)]]).tolist()
-    return [slice(low, high) for low, high in pairwise(edges)]

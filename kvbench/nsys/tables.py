@@ -17,6 +17,7 @@ from kvbench.nsys import CaptureError, Ints
 
 ABSENT = -(2**63)  # NULL, or a column that is not there
 FARTHEST = 2**62  # ns: an instant beyond it makes no sense, and differences of those within it do not overflow
+_BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the second where SQLite's own message quotes damaged bytes
 _CHUNK = 50_000  # rows in Python's hands at once
 
 
@@ -35,7 +36,7 @@ class Tables:
             self.connection.text_factory = lambda text: text.decode("utf-8", "replace")
             names = self.connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
             self._columns = {str(name): self._of(str(name)) for (name,) in names if name is not None}
-        except sqlite3.Error as error:
+        except _BROKEN as error:
             raise self._damaged(error) from None
 
     def close(self) -> None:
@@ -55,7 +56,7 @@ class Tables:
             cursor = self.connection.execute(f'SELECT {", ".join(wanted)} FROM "{table}"')
             while rows := cursor.fetchmany(_CHUNK):
                 yield rows
-        except sqlite3.Error as error:
+        except _BROKEN as error:
             raise self._damaged(error) from None
 
     def numbers(self, table: str, *columns: str) -> dict[str, Ints]:
@@ -85,5 +86,5 @@ class Tables:
         quoted = table.replace('"', '""')
         return frozenset(str(row[1]) for row in self.connection.execute(f'PRAGMA table_info("{quoted}")'))
 
-    def _damaged(self, error: sqlite3.Error) -> CaptureError:
+    def _damaged(self, error: Exception) -> CaptureError:
         return CaptureError(f"{self.path}: SQLite cannot read it ({error}): damaged or cut off; export the capture again")

@@ -18,6 +18,7 @@ from rich.text import Text
 from kvbench import units
 from kvbench.core import Record, Seconds
 from kvbench.report import control
+from kvbench.report.captures import cuts
 from kvbench.report.control import Aim, aim_of
 from kvbench.report.files import RunFiles
 from kvbench.report.first_uses import first_uses
@@ -108,7 +109,7 @@ ADVICE = "laws compare on open-loop arrivals only: no closed loop, no sessions, 
 
 def _row(summary: Summary, files: RunFiles, aim: Aim | None, longest: Seconds) -> dict[str, Any]:
     found = phases(files)
-    held = control.control(files, found, headline(found, first_uses(files)), summary, aim)
+    held = control.control(files, found, headline(found, first_uses(files), cuts(files)), summary, aim)
     seconds = summary["headline"]["seconds"]
     return {
         "directory": str(files.directory),

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from kvbench import units
-from kvbench.report import baseline_rows, chart, loops, outcome, render, sentences, telemetry
+from kvbench.report import baseline_rows, captures, chart, loops, outcome, render, sentences, telemetry
 from kvbench.report.files import RunFiles
 from kvbench.report.intervals import STATISTICS
 
@@ -42,7 +42,7 @@ def page(summary: Mapping[str, Any], files: RunFiles) -> str:
         _section("Budgets", _budgets(summary)),
         _section("Classes and phases", _groups(summary)),
         _section("Baseline", _baseline(summary)),
-        _section("Telemetry", _table((), telemetry.rows(summary["telemetry"]), "text")),
+        _section("Telemetry", _table((), [*telemetry.rows(summary["telemetry"]), *captures.rows(summary["captures"])], "text")),
         _section("Control", _control(summary)),
         _section("Load level", _levels(summary)),
         _section("Watch", _watch(summary)),

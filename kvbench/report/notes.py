@@ -3,6 +3,7 @@
 from typing import Any
 
 from kvbench import units
+from kvbench.report import captures
 from kvbench.report.files import RunFiles
 
 OFF_BY = 0.02  # relative difference of asked and got lengths that is worth a line
@@ -19,6 +20,8 @@ def warnings(summary: dict[str, Any], files: RunFiles) -> list[str]:
     """In order of how much they can mislead."""
     return [
         *_incomplete(summary),
+        *_ended(files),
+        *captures.notes(summary["captures"]),
         *_target(summary),
         *_rules(summary),
         *_loops(summary),
@@ -61,6 +64,12 @@ def _incomplete(summary: dict[str, Any]) -> list[str]:
     if not summary["self_check"]["ok"]:
         lines.append(f"internal error of kvbench: negative durations {summary['self_check']['negative_durations']}")
     return lines
+
+
+def _ended(files: RunFiles) -> list[str]:
+    """A launched server that did not outlive the run."""
+    exits = [(event, " | ".join(event.data.get("lines") or ["nothing"])) for event in files.all("server_exit")]
+    return [f"at {units.duration(event.t)} {event.data.get('reason')}; it said last: {said}" for event, said in exits]
 
 
 def _target(summary: dict[str, Any]) -> list[str]:

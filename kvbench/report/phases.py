@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvbench.core import Record, Seconds
+from kvbench.report.cuts import NONE, Cuts
 from kvbench.report.files import RunFiles
 
 
@@ -30,16 +31,18 @@ class Phase:
 
 @dataclass
 class Headline:
-    """The cohort: requests due in steady, followed to their end. The interval of rates and throughput: steady as it truly ran."""
+    """The cohort: requests due in steady, followed to their end. The interval of rates and throughput: steady as it truly ran,
+    without `cuts`, which `seconds` leaves out."""
 
     cohort: str
     records: list[Record]
     start: Seconds
     end: Seconds
+    cuts: Cuts = NONE
 
     @property
     def seconds(self) -> Seconds:
-        return self.end - self.start
+        return self.cuts.at(self.end) - self.cuts.at(self.start)
 
 
 def phases(files: RunFiles) -> list[Phase]:
@@ -77,14 +80,19 @@ def _timeline(files: RunFiles) -> list[Phase]:
     return found
 
 
-def headline(found: list[Phase], apart: frozenset[int] = frozenset()) -> Headline:
-    """Steady where it ran; else every measured request, and the name says so. `apart`: ids of requests that do not count."""
+def headline(found: list[Phase], apart: frozenset[int] = frozenset(), cuts: Cuts = NONE) -> Headline:
+    """Steady where it ran; else every measured request, and the name says so. `apart`: ids of requests that do not count; `cuts`:
+    time that does not, with the requests caught in it."""
     steady = [phase for phase in found if phase.kind == "steady"]
     if steady:
         every = [record for phase in steady for record in phase.records]
-        records = [record for record in every if record.id not in apart]
-        left = f" ({len(every) - len(records):,} first uses stand apart)" if len(every) > len(records) else ""
-        return Headline("requests due in steady" + left, records, steady[0].start, steady[-1].end)
+        warm = [record for record in every if record.id not in apart]
+        caught = cuts.caught(warm) if cuts.spans else frozenset()
+        records = [record for record in warm if record.id not in caught]
+        left = [f"{len(every) - len(warm):,} first uses stand apart"] if len(every) > len(warm) else []
+        left += [f"{len(caught):,} met by captures left out"] if caught else []
+        named = "requests due in steady" + (f" ({', '.join(left)})" if left else "")
+        return Headline(named, records, steady[0].start, steady[-1].end, cuts)
     rest = [phase for phase in found if any(record.measured for record in phase.records)]
     if not rest:
         return Headline("no measured request", [], 0.0, 0.0)

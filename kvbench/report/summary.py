@@ -12,6 +12,7 @@ from kvbench.evidence import Evidence
 from kvbench.report import accounting, budgets, cache, control, energy, first_uses, latency, notes, outcome, server, tokens
 from kvbench.report.accesses import accesses
 from kvbench.report.baseline import baseline
+from kvbench.report.captures import captures, cuts
 from kvbench.report.changes import changes
 from kvbench.report.features import features
 from kvbench.report.files import RunFiles
@@ -33,7 +34,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
     """Everything the report says. Raises AccountingError where requests contradict each other."""
     found = phases(files)
     apart = first_uses.first_uses(files)
-    head = headline(found, apart)
+    head = headline(found, apart, cuts(files))
     seed = int(files.manifest.get("seed") or 0)
     cohort, every = Cohort(head.records), Cohort(files.records)
     arrivals, rates = tokens.Arrivals(files.records), tokens.Rates(files.records)
@@ -47,7 +48,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "headline": _headline(head),
         "outcomes": outcomes(head.records),
         "failures": accounting.failures(files.records),
-        "rates": rates.within(head.start, head.end, _requested(found), seed),
+        "rates": rates.without(head.cuts).within(*_span(head), _requested(found), seed),
         "latency": latency.table(cohort, seed),
         "goodput": latency.goodput(cohort, _slos(files), head.seconds, seed),
         "streaming": latency.streaming(cohort),
@@ -60,6 +61,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "cache": accesses(files),
         "energy": _energy(files, head, arrivals, rates, base),
         "telemetry": telemetry(files),
+        "captures": captures(files, found, head),
         "first_uses": first_uses.table(files, apart, seed),
         "features": features(head.records),
         "classes": _classes(cohort, files, seed),
@@ -131,6 +133,11 @@ def _headline(head: Headline) -> dict[str, Any]:
     return {"cohort": head.cohort, "n": len(head.records), "interval": "steady, as long as it truly ran", **where}
 
 
+def _span(head: Headline) -> tuple[Seconds, Seconds]:
+    """The headline's interval on the axis without its cuts."""
+    return head.cuts.at(head.start), head.cuts.at(head.end)
+
+
 def _requested(found: list[Phase]) -> float | None:
     """Requests/s that the plan asked of steady, where it says how many it expects."""
     steady = [phase for phase in found if phase.kind == "steady"]
@@ -145,7 +152,7 @@ def _requested_note(found: list[Phase], head: Headline) -> str | None:
     if any(record.turn for record in head.records):
         return "conversations begun; each turn is a request"
     planned = sum(phase.planned.get("seconds") or 0 for phase in found if phase.kind == "steady")
-    return f"over all {units.duration(planned)} planned" if planned - head.seconds > 1 else None
+    return f"over all {units.duration(planned)} planned" if planned - (head.end - head.start) > 1 else None
 
 
 def _slos(files: RunFiles) -> dict[str, dict[str, Seconds]]:
@@ -161,8 +168,8 @@ def _tokens(files: RunFiles, head: Headline, arrivals: tokens.Arrivals, seed: in
         "by_source": tokens.sources(head.records),
         "prompt": tokens.asked(head.records, "n_in", "asked_in"),
         "output": tokens.asked(head.records, "n_out", "asked_out"),
-        "output_rate": arrivals.throughput(head.start, head.end, seed),
-        "input_rate": tokens.input_throughput(files.records, head.start, head.end),
+        "output_rate": arrivals.without(head.cuts).throughput(*_span(head), seed),
+        "input_rate": tokens.input_throughput(files.records, head.start, head.end, head.cuts),
         "of_failed": sum(r.n_out or len(r.token_ns) for r in head.records if r.outcome != "ok"),
     }
 

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 
 from kvbench import units
 from kvbench.core import Event
+from kvbench.report import captures
 from kvbench.report.files import RunFiles
 from kvbench.report.text import block, pairs
 
@@ -45,7 +46,7 @@ def _collector(told: Mapping[str, Any], said: list[Event]) -> dict[str, Any]:
 
 def shown(summary: Mapping[str, Any], width: int) -> RenderableType:
     """The block of the terminal; nothing where nothing was collected."""
-    told = [*rows(summary["telemetry"])]
+    told = [*rows(summary["telemetry"]), *captures.rows(summary["captures"])]
     return block("Telemetry", pairs(told)) if told else Group()
 
 

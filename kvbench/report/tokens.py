@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvbench.core import Record, Seconds
+from kvbench.report.cuts import NONE, Cuts
 from kvbench.report.intervals import Floats, ratio_interval
 
 
@@ -66,6 +67,13 @@ class Arrivals:
         self.times = np.concatenate(times) if times else np.zeros(0)
         self.weights = np.concatenate(weights) if weights else np.zeros(0)
 
+    def without(self, cuts: Cuts) -> "Arrivals":
+        """The same on the axis without the cuts."""
+        rest, keep = Arrivals([]), cuts.kept(self.times)
+        rest.records, rest.rows, rest.weights = self.records, self.rows[keep], self.weights[keep]
+        rest.times = cuts.squeezed(self.times)
+        return rest
+
     def throughput(self, start: Seconds, end: Seconds, seed: int) -> dict[str, Any]:
         """Output tokens/s in [start, end): all that arrived, those of requests that ended ok, and by source."""
         if end <= start:
@@ -122,6 +130,12 @@ class Rates:
         }
         self.times = {name: np.sort(np.array(stamp, dtype=np.float64)) / 1e9 for name, stamp in stamps.items()}
 
+    def without(self, cuts: Cuts) -> "Rates":
+        """The same on the axis without the cuts."""
+        rest = Rates([])
+        rest.times = {name: cuts.squeezed(times) for name, times in self.times.items()}
+        return rest
+
     def count(self, name: str, start: Seconds, end: Seconds) -> int:
         """How many of one kind fell in [start, end)."""
         low, high = np.searchsorted(self.times[name], [start, end])
@@ -141,13 +155,19 @@ class Rates:
         return found
 
 
-def input_throughput(records: Sequence[Record], start: Seconds, end: Seconds) -> dict[str, Any]:
-    """Prompt tokens/s of requests that were answered in [start, end); they count at the answer's end, as in the windows."""
+def input_throughput(records: Sequence[Record], start: Seconds, end: Seconds, cuts: Cuts = NONE) -> dict[str, Any]:
+    """Prompt tokens/s of requests that were answered in [start, end), `cuts` left out; they count at the answer's end, as in the
+    windows."""
     if end <= start:
         return {"value": None, "reason": "the interval is empty", "unit": "tokens/s", "n": 0}
     low, high = round(start * 1e9), round(end * 1e9)
     inside = [r for r in records if r.outcome == "ok" and r.end_ns is not None and low <= r.end_ns < high]
+    ends = np.array([(r.end_ns or 0) / 1e9 for r in inside])
+    inside = [r for r, counts in zip(inside, cuts.kept(ends).tolist(), strict=True) if counts]
+    seconds = cuts.at(end) - cuts.at(start)
+    if seconds <= 0:
+        return {"value": None, "reason": "captures took all of it", "unit": "tokens/s", "n": 0}
     counted = [r.n_in for r in inside if r.n_in is not None]
     if inside and not counted:
         return {"value": None, "reason": "the server does not say how long prompts were", "unit": "tokens/s", "n": 0}
-    return {"value": sum(counted) / (end - start), "n": sum(counted), "unit": "tokens/s"}
+    return {"value": sum(counted) / seconds, "n": sum(counted), "unit": "tokens/s"}

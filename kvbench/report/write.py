@@ -23,7 +23,8 @@ def finish(directory: Path) -> dict[str, Any]:
     accounting.check(summary["accounting"])
     for name, page in PAGES.items():
         write_page(directory / name, page(summary, files))
-    if summary["baseline"]["n"] and summary["baseline"]["complete"]:  # one that was cut short is nothing to compare with
+    profiled = summary["captures"]["profiled"]  # slowed by it, and like one that was cut short nothing to compare with
+    if summary["baseline"]["n"] and summary["baseline"]["complete"] and not profiled:
         write_page(directory / kept.NAME, msgspec.json.encode(baseline.kept(summary, files)).decode() + "\n")
     return summary
 

@@ -5,7 +5,7 @@ for the page. Seconds are those of the server's clock, as a client sees them. Th
 vLLM's data-parallel ranks are: each has a series of its own, which begins again at 0 where a node was lost and came back.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ _TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.
 _REQUEST = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+_ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _N = (1, 2, 5, 10, 20)
 
@@ -40,7 +41,8 @@ def lengths(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One job that ended. generated, decode: of each answer; per_token: of those with more than one token."""
+    """One job that ended. generated, decode: of each answer; per_token: of those with more than one token. queued: until its
+    first admission; prefill, inference: from there to the first and to the last token."""
 
     prompt: int
     generated: list[int]
@@ -49,6 +51,9 @@ class Row:
     computed: int  # prompt tokens that were not found
     preempted: int
     whole: Seconds
+    queued: Seconds
+    prefill: Seconds
+    inference: Seconds
     decode: list[Seconds]
     per_token: list[Seconds]
 
@@ -99,15 +104,18 @@ class Page:
     def _histogram(self, name: str, what: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", what, ["engine", "model_name"], registry=self.registry, buckets=buckets)
 
-    def prompt(self, engine: int, tokens: int, cached: int) -> None:
-        """A job has its first token."""
+    def prompt(self, engine: int, tokens: int, cached: int, below: int) -> None:
+        """A job has its first token. below: of the cached tokens, those that came up from a tier."""
         count = self._count[engine]
         count["prompt_tokens"].inc(tokens)
+        count["prompt_tokens_cached"].inc(cached)
         count["prompt_tokens_by_source local_compute"].inc(tokens - cached)
-        for name in (
-            "prompt_tokens_cached", "prompt_tokens_by_source local_cache_hit", "prompt_tokens_cached_by_source device",
-        ):  # fmt: skip
-            count[name].inc(cached)
+        count["prompt_tokens_by_source local_cache_hit"].inc(cached - below)
+        count["prompt_tokens_by_source external_kv_transfer"].inc(below)
+
+    def step(self, engine: int, tokens: int) -> None:
+        """A step gave tokens: with the prompt tokens computed of jobs whose first it gave, so many."""
+        self._observe[engine]["iteration_tokens_total"].observe(tokens)
 
     def generated(self, engine: int, tokens: int) -> None:
         self._count[engine]["generation_tokens"].inc(tokens)
@@ -128,6 +136,9 @@ class Page:
             ("request_prefill_kv_computed_tokens", [row.computed]),
             ("request_num_preemptions", [row.preempted]),
             ("e2e_request_latency_seconds", [row.whole]),
+            ("request_queue_time_seconds", [row.queued]),
+            ("request_prefill_time_seconds", [row.prefill]),
+            ("request_inference_time_seconds", [row.inference]),
             ("request_generation_tokens", row.generated),
             ("request_decode_time_seconds", row.decode),
             ("request_time_per_output_token_seconds", row.per_token),
@@ -172,11 +183,17 @@ class _Engines(Collector):
         for engine, gauges in up.items():
             gauge.add_metric([engine, self.model, "capacity"], gauges["waiting"])
         yield gauge
-        for name, what, key in _COUNTERS:
+        for name, what, count in _COUNTERS:
             counter = CounterMetricFamily(f"vllm:{name}", what, labels=["engine", "model_name"])
             for engine, gauges in up.items():
-                counter.add_metric([engine, self.model], gauges[key], created=self.started)
+                counter.add_metric([engine, self.model], count(gauges), created=self.started)
             yield counter
+        what = "Prefix-cache hit tokens by tier; told at admission"
+        counter = CounterMetricFamily("vllm:prompt_tokens_cached_by_source", what, labels=["engine", "model_name", "source"])
+        for engine, gauges in up.items():
+            for source, found in _sources(gauges).items():
+                counter.add_metric([engine, self.model, source], found, created=self.started)
+        yield counter
         if "held" in whole:
             gauge = GaugeMetricFamily("kvbench:num_requests_held", "Requests that no node has yet", labels=["model_name"])
             gauge.add_metric([self.model], whole["held"])
@@ -191,7 +208,7 @@ _COUNTED = (
 _SPLIT = (
     ("prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source", "local_compute"),
     ("prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source", "local_cache_hit"),
-    ("prompt_tokens_cached_by_source", "Cached prompt tokens by tier", "source", "device"),
+    ("prompt_tokens_by_source", "Prompt tokens by where their KV came from", "source", "external_kv_transfer"),
     ("request_success", "Requests that ended, by how", "finished_reason", "length"),
     ("request_success", "Requests that ended, by how", "finished_reason", "abort"),
     ("request_success", "Requests that ended, by how", "finished_reason", "error"),
@@ -201,7 +218,11 @@ _OBSERVED: tuple[tuple[str, str, Sequence[float]], ...] = (  # buckets: those of
     ("inter_token_latency_seconds", "Between two tokens", _TOKEN),
     ("request_time_per_output_token_seconds", "Mean of an answer's gaps", _TOKEN),
     ("e2e_request_latency_seconds", "From arrival to the last token", _REQUEST),
+    ("request_queue_time_seconds", "From arrival to the first admission", _REQUEST),
+    ("request_prefill_time_seconds", "From the first admission to the first token", _REQUEST),
+    ("request_inference_time_seconds", "From the first admission to the last token", _REQUEST),
     ("request_decode_time_seconds", "From first to last token", _REQUEST),
+    ("iteration_tokens_total", "Tokens of a step that gave some: generated, and prompt tokens computed for first ones", _ITERATION),
     ("request_prompt_tokens", "Prompt tokens of a request", ()),
     ("request_generation_tokens", "Tokens of an answer", ()),
     ("request_max_num_generation_tokens", "Tokens of a request's longest answer", ()),
@@ -215,8 +236,24 @@ _GAUGES = (
     ("num_requests_waiting", "Answers that wait for a place in it", "waiting"),
     ("kv_cache_usage_perc", "Share of the KV blocks that requests hold, 0 to 1", "kv_usage"),
 )
-_COUNTERS = (
-    ("prefix_cache_queries", "Prompt tokens looked up", "query_tokens"),
-    ("prefix_cache_hits", "Of those, found", "hit_tokens"),
-    ("num_preemptions", "Times that an answer lost its blocks", "preemptions"),
+_TIERS = {"hit_tokens_host": "host", "hit_tokens_ssd": "disk", "hit_tokens_remote": "external_unspecified"}
+
+
+def _sources(gauges: Mapping[str, float]) -> dict[str, float]:
+    """Prompt tokens found, by vLLM's name of where. Between nodes content moves before it is looked up: never by p2p."""
+    below = {source: gauges.get(name, 0.0) for name, source in _TIERS.items()}
+    return {"device": gauges["hit_tokens"] - sum(below.values()), "p2p": 0.0, **below}
+
+
+def _missed(gauges: Mapping[str, float]) -> float:
+    """Prompt tokens that the device had not, where there is something below to ask for them."""
+    return gauges["query_tokens"] - _sources(gauges)["device"] if any(name in gauges for name in _TIERS) else 0.0
+
+
+_COUNTERS: tuple[tuple[str, str, Callable[[Mapping[str, float]], float]], ...] = (
+    ("prefix_cache_queries", "Prompt tokens looked up", lambda gauges: gauges["query_tokens"]),
+    ("prefix_cache_hits", "Of those, found on the device", lambda gauges: _sources(gauges)["device"]),
+    ("external_prefix_cache_queries", "Prompt tokens looked up below the device", _missed),
+    ("external_prefix_cache_hits", "Of those, found", lambda gauges: gauges["hit_tokens"] - _sources(gauges)["device"]),
+    ("num_preemptions", "Times that an answer lost its blocks", lambda gauges: gauges["preemptions"]),
 )

@@ -89,6 +89,7 @@ class Replies:
         self.live: dict[int, tuple[Reply, Part, int]] = {}  # by job; the part's first index among the request's choices
         self._touched: dict[int, Reply] = {}  # with events to be written, by identity
         self._ended: dict[int, Done] = {}  # in the moment that is being delivered
+        self._computed = 0  # prompt tokens of jobs whose first token the present span gave
         self._next = 0
 
     def job(self, ask: Ask, ids: list[int], salt: int) -> Part:
@@ -114,10 +115,13 @@ class Replies:
         self._ended = {done.id: done for span in spans for done in span.done}  # the engine knows of these no longer
         for span in spans:
             self.page.generated(span.node, len(span.tokens) * len(span.times))
+            self._computed = 0
             for job_id, choice in span.tokens:
                 reply, part, at = self.live[job_id]
                 part.node = span.node
                 self._took(reply, part, part.choices[choice], at + choice, span.times)
+            for computed in [self._computed, *[0] * (len(span.times) - 1)] if span.tokens else ():
+                self.page.step(span.node, computed + len(span.tokens))
             for done in span.done:
                 reply = self._end(done)
                 if reply.failed is not None:
@@ -157,7 +161,8 @@ class Replies:
             self.page.first(part.node, (times[0] - reply.arrived) / self.speed / 1e9)
             if not any(one.got for one in part.choices if one is not choice):
                 done = self._ended.get(part.job.id) or self.machine.progress(part.job.id)
-                self.page.prompt(part.node, done.n_in, done.cached)
+                self.page.prompt(part.node, done.n_in, done.cached, done.below)
+                self._computed += done.n_in - done.cached
             times = times[1:]
         for time in times:
             self.page.gap(part.node, (time - choice.last) / self.speed / 1e9)
@@ -214,11 +219,14 @@ class Replies:
         assert done is not None
         scale = 1e9 * self.speed
         decode = [(choice.last - choice.first) / scale for choice in part.choices]
+        first = min(choice.first for choice in part.choices)
+        begun = first if done.begun is None else done.begun
         per_token = [seconds / (choice.got - 1) for seconds, choice in zip(decode, part.choices, strict=True) if choice.got > 1]
         self.page.ended(part.node, Row(
             prompt=done.n_in, generated=[choice.got for choice in part.choices], n=reply.ask.n, asked=reply.ask.max_tokens,
-            computed=done.n_in - done.cached, preempted=done.preempted, whole=(last - reply.arrived) / scale, decode=decode,
-            per_token=per_token,
+            computed=done.n_in - done.cached, preempted=done.preempted, whole=(last - reply.arrived) / scale,
+            queued=(begun - reply.arrived) / scale, prefill=(first - begun) / scale, inference=(last - begun) / scale,
+            decode=decode, per_token=per_token,
         ))  # fmt: skip
 
     def drop(self, reply: Reply, now: Seconds) -> None:

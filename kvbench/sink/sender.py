@@ -10,7 +10,7 @@ from kvbench.sink.database import Database, Reply
 from kvbench.sink.spool import Spool
 
 BATCH = 1 << 20  # bytes of a write at most
-POLL: Seconds = 0.25  # between two looks at what was offered
+POLL: Seconds = 0.5  # between two looks at what was offered
 SHORTEST: Seconds = 0.1  # wait before the first retry; doubles
 LONGEST: Seconds = 5.0
 BACKLOG = 500_000  # lines that wait in memory for a disk that hangs

@@ -34,6 +34,7 @@ class Made:
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self.path, self.db, self.calls = path, sqlite3.connect(path), 0
+        self.db.execute("PRAGMA synchronous = OFF")
         self.db.executescript(SCHEMA)
         self.insert("EXPORT_META_DATA", name="EXPORT_PRODUCT_VERSION", value="made by hand")
         self.insert("EXPORT_META_DATA", name="EXPORT_SCHEMA_VERSION", value="3.0.0")
@@ -48,18 +49,25 @@ class Made:
         self.db.execute(f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' * len(row))})", [*row.values()])
 
     def string(self, text: str) -> int:
-        self.db.execute("INSERT INTO StringIds (value) SELECT ? WHERE NOT EXISTS (SELECT 1 FROM StringIds WHERE value = ?)", (text, text))
+        self.db.execute(
+            "INSERT INTO StringIds (value) SELECT ? WHERE NOT EXISTS (SELECT 1 FROM StringIds WHERE value = ?)", (text, text)
+        )
         return int(self.db.execute("SELECT id FROM StringIds WHERE value = ?", (text,)).fetchone()[0])
 
     def range(self, text: str | None, start: int | None, end: int | None, thread: int | None = THREAD, **more: object) -> None:
-        self.insert("NVTX_EVENTS", **{"start": start, "end": end, "eventType": 59, "text": text, "globalTid": thread, "domainId": 0, **more})
+        self.insert(
+            "NVTX_EVENTS",
+            **{"start": start, "end": end, "eventType": 59, "text": text, "globalTid": thread, "domainId": 0, **more},
+        )
 
     def ranges(self, spans: Iterable[tuple[str, int, int]]) -> "Made":
         for text, start, end in spans:
             self.range(text, start, end)
         return self
 
-    def kernel(self, name: str, call: int, start: int, end: int, thread: int = THREAD, stream: int = 7, device: int = 0, **more: object) -> None:
+    def kernel(
+        self, name: str, call: int, start: int, end: int, thread: int = THREAD, stream: int = 7, device: int = 0, **more: object
+    ) -> None:
         """A kernel whose launch began at `call` and took 2 us."""
         launched = self.launch(call, thread)
         number = self.string(name)
@@ -76,6 +84,11 @@ class Made:
         return {"correlationId": self.calls, "globalPid": thread & ~0xFFFFFF}
 
 
+def module(name: str) -> str:
+    """A range's text as servers write it."""
+    return str({"Module": name, "TrainableParams": 10})
+
+
 def tiny(path: Path) -> Path:
     """Three layers, two passes each, of 100 us on the CPU; layer 2 takes three times as long on the GPU as the others."""
     made = Made(path)
@@ -85,9 +98,9 @@ def tiny(path: Path) -> Path:
     for step in range(2):
         for layer in range(3):
             at = (step * 400 + layer * 110) * MICRO
-            made.range("{'Module': 'model.layers.%d', 'TrainableParams': 10}" % layer, at, at + 100 * MICRO)
-            made.range("{'Module': 'model.layers.%d.self_attn'}" % layer, at + MICRO, at + 50 * MICRO)
-            made.range("{'Module': 'model.layers.%d (output)'}" % layer, at + 100 * MICRO, at + 101 * MICRO)
+            made.range(module(f"model.layers.{layer}"), at, at + 100 * MICRO)
+            made.range(module(f"model.layers.{layer}.self_attn"), at + MICRO, at + 50 * MICRO)
+            made.range(module(f"model.layers.{layer} (output)"), at + 100 * MICRO, at + 101 * MICRO)
             for part, (name, length) in enumerate([("attention", 10), ("gemm", 30)]):
                 gpu = max(gpu, at + (20 + 30 * part) * MICRO)
                 length *= (3 if layer == 2 else 1) * MICRO
@@ -98,7 +111,9 @@ def tiny(path: Path) -> Path:
         where = {"deviceId": 0, "streamId": 8, "bytes": 500_000, "copyKind": 2}
         made.insert("CUPTI_ACTIVITY_KIND_MEMCPY", start=gpu, end=gpu + 5 * MICRO, **where, **copied)
         gpu += 5 * MICRO
-    for metric, (name, value) in enumerate([("DRAM Read Bandwidth [Throughput %]", 40), ("DRAM Write Bandwidth [Throughput %]", 10)]):
+    for metric, (name, value) in enumerate(
+        [("DRAM Read Bandwidth [Throughput %]", 40), ("DRAM Write Bandwidth [Throughput %]", 10)]
+    ):
         made.insert("TARGET_INFO_GPU_METRICS", typeId=1 << 40, metricId=metric, metricName=name)
         for tick in range(80):
             made.insert("GPU_METRICS", timestamp=tick * 10 * MICRO, typeId=1 << 40, metricId=metric, value=value)

@@ -84,12 +84,21 @@ class Synthetic:
         assert columns, f"no table {table}"
         row = {c[1]: 0 for c in columns if c[3]} | {k: v for k, v in values.items() if k in {c[1] for c in columns}}
         marks = ", ".join("?" * len(row))
-        self.db.execute(f'INSERT INTO {table} ({", ".join(f"{chr(34)}{c}{chr(34)}" for c in row)}) VALUES ({marks})', [*row.values()])
+        self.db.execute(
+            f"INSERT INTO {table} ({', '.join(f'{chr(34)}{c}{chr(34)}' for c in row)}) VALUES ({marks})", [*row.values()]
+        )
 
     def launch(self, thread: int, start: int, end: int, call: str = "cudaLaunchKernel_v7000") -> dict[str, int]:
         """An API call, and what its operation has of it."""
         self.correlation += 1
-        self.insert("CUPTI_ACTIVITY_KIND_RUNTIME", start=start, end=end, globalTid=thread, correlationId=self.correlation, nameId=self.string(call))
+        self.insert(
+            "CUPTI_ACTIVITY_KIND_RUNTIME",
+            start=start,
+            end=end,
+            globalTid=thread,
+            correlationId=self.correlation,
+            nameId=self.string(call),
+        )
         return {"correlationId": self.correlation, "globalPid": thread & ~0xFFFFFF, "contextId": 1}
 
     def kernel(self, name: str, start: int, end: int, launched: dict[str, int], stream: int = 7, **more: int) -> None:
@@ -99,7 +108,7 @@ class Synthetic:
     def ranges(self) -> list[tuple[int, int, int, str]]:
         """(start, end, thread, name) of every push/pop range, in order of start."""
         query = (
-            "SELECT n.start, n.end, n.globalTid, COALESCE(n.text, s.value) FROM NVTX_EVENTS n LEFT JOIN StringIds s ON s.id = n.textId "
-            "WHERE n.eventType = 59 AND n.end IS NOT NULL ORDER BY n.start"
+            "SELECT n.start, n.end, n.globalTid, COALESCE(n.text, s.value) FROM NVTX_EVENTS n "
+            "LEFT JOIN StringIds s ON s.id = n.textId WHERE n.eventType = 59 AND n.end IS NOT NULL ORDER BY n.start"
         )
         return self.db.execute(query).fetchall()

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ SECOND = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A capture, its export as users make it, one with every table, and UTC around its marked range."""
     folder = tmp_path_factory.mktemp("nsys")
     captured, before, after = nsight.capture(folder)
     exported = nsight.export(captured, folder / "plain.sqlite")
     full = nsight.export(captured, folder / "full.sqlite", "--lazy=false")
-    yield {"capture": captured, "export": exported, "full": full, "utc": (before, after)}
+    return {"capture": captured, "export": exported, "full": full, "utc": (before, after)}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,12 @@ def worked(real: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
             where = {"start": clock, "end": clock + 3_000, "streamId": 9, **copied}
             made.insert("CUPTI_ACTIVITY_KIND_MEMCPY", bytes=rnd.randint(1, 10**6), copyKind=1 + number % 2, **where)
             filled = made.launch(thread, start + 4_900, start + 4_950, "cudaMemsetAsync_v3020")
-            made.insert("CUPTI_ACTIVITY_KIND_MEMSET", **{**where, **filled, "start": clock + 3_500, "end": clock + 4_500}, bytes=4096, value=0)
+            made.insert(
+                "CUPTI_ACTIVITY_KIND_MEMSET",
+                **{**where, **filled, "start": clock + 3_500, "end": clock + 4_500},
+                bytes=4096,
+                value=0,
+            )
     return made.done()
 
 
@@ -90,7 +94,9 @@ def test_a_real_capture_gives_every_layer_as_nsys_counts_it(real: dict[str, Any]
 
 def test_both_generations_of_report_names_are_the_same_oracle(real: dict[str, Any]) -> None:
     """2023.4 has the names of before and after; newer and older ones have one of them."""
-    new, old = (nsight.report(real["export"], *names) for names in (["nvtx_pushpop_sum", "nvtxppsum"], ["nvtxppsum", "nvtx_pushpop_sum"]))
+    new, old = (
+        nsight.report(real["export"], *names) for names in (["nvtx_pushpop_sum", "nvtxppsum"], ["nvtxppsum", "nvtx_pushpop_sum"])
+    )
     assert new == old
 
 
@@ -107,7 +113,9 @@ def test_a_capture_lies_in_utc(real: dict[str, Any], tmp_path: Path) -> None:
         assert capture.utc + capture.begin < before < capture.utc + capture.end
 
 
-def test_a_capture_is_read_through_an_installed_nsys(real: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_capture_is_read_through_an_installed_nsys(
+    real: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(nsight.NSYS.parent), prepend=os.pathsep)
     out = tmp_path / "told.json"
     code, said, errors = kvbench(real["capture"], "--json", out)
@@ -193,7 +201,13 @@ def test_an_export_of_tomorrow_may_have_more_columns(worked: Path, tmp_path: Pat
         for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"):
             db.execute(f"ALTER TABLE {table} ADD COLUMN unheardOf TEXT DEFAULT 'x'")
         db.execute("CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT)")
-        told = [(1, "Started."), (4, "Chatter."), (2, "NVTX payload extension is incompatible."), (3, "It broke."), (2, "NVTX payload extension is incompatible.")]
+        told = [
+            (1, "Started."),
+            (4, "Chatter."),
+            (2, "NVTX payload extension is incompatible."),
+            (3, "It broke."),
+            (2, "NVTX payload extension is incompatible."),
+        ]
         db.executemany("INSERT INTO DIAGNOSTIC_EVENT (severity, text) VALUES (?, ?)", told)
     db.close()
     ours, theirs = account(new), account(worked)
@@ -214,7 +228,7 @@ def test_a_capture_without_layers_is_an_error_with_advice(real: dict[str, Any], 
     code, said, errors = kvbench(none)
     assert code == 1
     assert "--enable-layerwise-nvtx-tracing" in errors
-    assert "Block_31" in said or "Block_0" in said
+    assert "Block_" in said
     with sqlite3.connect(none) as db:
         db.execute("DELETE FROM NVTX_EVENTS")
     db.close()

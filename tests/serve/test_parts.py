@@ -230,7 +230,8 @@ def test_lengths_are_one_two_five() -> None:
 def test_the_page_counts_what_ended() -> None:
     page = Page(build_machine(SMALL, 0), "m", build_machine(SMALL, 0).facts(), 1.0)
     page.ended(0, Row(
-        prompt=40, generated=[3, 3], n=2, asked=3, computed=24, preempted=1, whole=2.0, decode=[1.0, 1.0], per_token=[0.5, 0.5],
+        prompt=40, generated=[3, 3], n=2, asked=3, computed=24, preempted=1, whole=2.0, queued=0.5, prefill=0.25, inference=1.5,
+        decode=[1.0, 1.0], per_token=[0.5, 0.5],
     ))  # fmt: skip
     text = page.text().decode()
     for line in (
