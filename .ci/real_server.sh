@@ -10,6 +10,8 @@ cd "$(dirname "$0")/.."
 home=.venv-real
 port=${KVBENCH_REAL_PORT:-8100}
 url=http://127.0.0.1:$port
+events=tcp://127.0.0.1:$((port + 1)) # without a *: vLLM connects, and whoever listens binds
+replay=tcp://127.0.0.1:$((port + 2))
 python=${PYTHON:-python3}
 
 install() {
@@ -72,7 +74,8 @@ start() {
     VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=${KVBENCH_REAL_CORES:-0} HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 \
         setsid $home/bin/vllm serve $home/smollm2 --served-model-name smollm2 --host 127.0.0.1 --port "$port" \
         --dtype $dtype --max-model-len 2048 --enforce-eager --block-size 32 --num-gpu-blocks-override 200 --enable-prefix-caching \
-        --enable-prompt-tokens-details > $home/server.log 2>&1 &
+        --enable-prompt-tokens-details --kv-events-config "{\"enable_kv_cache_events\": true, \"publisher\": \"zmq\", \"topic\": \"kv\",
+            \"endpoint\": \"$events\", \"replay_endpoint\": \"$replay\"}" > $home/server.log 2>&1 &
     echo $! > $home/server.pid
     for _ in $(seq 120); do
         if answers; then return 0; fi
@@ -107,6 +110,7 @@ run)
     install
     clients
     here=$(pwd)
+    export KVBENCH_REAL_EVENTS="$events" KVBENCH_REAL_REPLAY="$replay"
     export KVBENCH_TOKENIZER="${KVBENCH_TOKENIZER:-$here/$home/smollm2}"
     export KVBENCH_VLLM="${KVBENCH_VLLM:-$here/$home/bin/vllm}"
     export KVBENCH_GUIDELLM="${KVBENCH_GUIDELLM:-$here/$home/guidellm/bin/guidellm}"

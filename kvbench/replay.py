@@ -35,7 +35,7 @@ def items(files: RunFiles) -> Iterator[Event | Sample | Window | Record]:
 def began(files: RunFiles) -> Seconds:
     """Seconds since 1970 at which the run's clock was 0. ValueError where the directory does not say."""
     start = next(iter(files.all("run_start")), None)
-    wall = start.data.get("wall") if start is not None else files.manifest.get("wall")
+    wall = (start.data.get("wall") if start is not None else None) or files.manifest.get("wall")
     if not isinstance(wall, float) or not 0 <= wall < 9e9:
         raise ValueError(f"{files.directory}: no event `run_start` says when the run began, so its points have no time")
     return wall

@@ -23,6 +23,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from kvbench.collect.collectors import COLLECTORS
+from kvbench.collect.nsight import Nsight
 from kvbench.control.law import Open
 from kvbench.control.laws import LAWS
 from kvbench.endpoint import TARGETS, Http, Null, Sim, Spec
@@ -185,6 +186,16 @@ class Scenario(Spec):
             fault(("phases", "stress"), "steady sends everything at once: there is no rate to raise")
         if phases.baseline and isinstance(self.target, Http) and self.target.tokenizer == "ids":
             fault(("phases", "baseline"), "the standard prompts are text, which `target.tokenizer: ids` cannot send: use another")
+        return self
+
+    @model_validator(mode="after")
+    def _triggered(self) -> "Scenario":
+        """What opens a capture window can happen."""
+        for at, one in enumerate(self.collect or ()):
+            if isinstance(one, Nsight) and one.trigger == "anomaly" and self.watch is None:
+                fault(("collect", at, "trigger"), "anomaly: nothing looks for one. Write `watch: {}`, or use another trigger")
+            if isinstance(one, Nsight) and one.through == "launch" and getattr(self.target, "launch", None) is None:
+                fault(("collect", at, "through"), "launch: target.launch starts no server. Give it, or use `session` or server")
         return self
 
     def opening(self) -> tuple[Any, dict[str, Class]]:

@@ -64,6 +64,11 @@ class Agent:
             if self.sink is not None:
                 await self.sink.aclose()
                 self._tell_of_sink()
+                if self.sink.sender.remaining:
+                    where = self.sink.spool.directory
+                    self.say(
+                        f"{self.sink.sender.remaining:,} points wait in {where}: the next agent with this database sends them"
+                    )
 
     def stamp(self, t: Seconds) -> float:
         return self.clock.wall + t
@@ -149,7 +154,7 @@ class Agent:
             yield Row("agent_nvml_call_seconds_total", {}, self.thread.inside)
         yield Row("agent_cpu_seconds_total", {}, cpu_time())
         yield Row("agent_memory_bytes", {}, float(self._process.memory_info().rss))
-        yield Row("agent_ring_lines", {}, float(self.ring.count))
+        yield Row("agent_ring_lines_total", {}, float(self.ring.count))
         yield Row("agent_ring_bytes", {}, float(self.ring.bytes))
         yield Row("agent_ring_seconds", {}, self.ring.reach)
 

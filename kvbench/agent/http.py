@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -16,6 +17,7 @@ CLIENTS = 256  # connections; further ones are closed at once
 PART = 256  # lines of /samples in one write
 SLOW: Seconds = 10.0  # in which a client takes one
 ANSWER: Seconds = 60.0  # in which it takes a whole answer
+MUTE: Seconds = 30.0  # in which a connection has asked something, or is closed
 PATHS = "/metrics, /samples?since=T&until=T, /time, /health"
 
 
@@ -25,7 +27,8 @@ class Server:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self._answering = 0
-        app = web.Application(middlewares=[_plainly])
+        self._mute: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # connections that have not asked yet
+        app = web.Application(middlewares=[self._plainly])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/samples", self._samples)
         app.router.add_get("/time", self._time)
@@ -47,7 +50,28 @@ class Server:
     def _accept(self) -> asyncio.BaseProtocol:
         server = self._runner.server
         assert server is not None
-        return server() if len(server.connections) < CLIENTS else _Full()
+        if len(server.connections) >= CLIENTS:
+            return _Full()
+        made = server()
+        self._mute[made] = asyncio.get_running_loop().call_later(MUTE, self._close_mute, made)
+        return made
+
+    def _close_mute(self, connection: Any) -> None:
+        """aiohttp waits for a first request for ever."""
+        self._mute.pop(connection, None)
+        if connection.transport is not None:
+            connection.transport.abort()
+
+    @web.middleware
+    async def _plainly(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """What there is, where something else is asked for."""
+        waiting = self._mute.pop(request.protocol, None)
+        if waiting is not None:
+            waiting.cancel()
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            raise web.HTTPNotFound(text=f"there are {PATHS}") from None
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=text(self.agent.rows()), headers={"Content-Type": TYPE})
@@ -118,12 +142,3 @@ def _instant(request: web.Request, name: str, otherwise: float) -> float:
 
 def _json(found: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(found), status=status, content_type="application/json")
-
-
-@web.middleware
-async def _plainly(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What there is, where something else is asked for."""
-    try:
-        return await handler(request)
-    except web.HTTPNotFound:
-        raise web.HTTPNotFound(text=f"there are {PATHS}") from None

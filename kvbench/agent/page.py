@@ -61,7 +61,7 @@ HELP: dict[str, str] = {
     "agent_nvml_call_seconds_total": "time that it spent in calls to the driver",
     "agent_cpu_seconds_total": "CPU time of the agent",
     "agent_memory_bytes": "its resident memory",
-    "agent_ring_lines": "readings told so far, in lines of /samples",
+    "agent_ring_lines_total": "lines of /samples so far",
     "agent_ring_bytes": "size of those that are kept",
     "agent_ring_seconds": "how far back they go",
     "agent_points_total": "points given to the database",

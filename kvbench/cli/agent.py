@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kvbench.clock import Clock
     from kvbench.collect.gpus import Gpus
     from kvbench.sink.influx import Influx, InfluxSink
+    from kvbench.sink.standing import Standing
 
 GpuIds = Annotated[
     str | None,
@@ -207,24 +208,32 @@ def _sink(spec: "Influx | None", state: Path, disk: int, clock: "Clock") -> "Inf
     from kvbench.sink import SinkPlace
     from kvbench.sink.influx import InfluxSink, preflight
     from kvbench.sink.points import Points
-    from kvbench.sink.standing import Standing
 
     if spec is None:
         return None
     place = SinkPlace(state, f"agent-{platform.node()}", clock.wall, {})
     database = spec.connect()
-    reply = database.post(Points(place.run, place.wall, {}).mark("preflight").encode() + b"\n")
-    if reply.status is None or reply.status >= 500:
-        _warn(f"{database.where} does not take points yet ({reply}): they wait in {spec.where(state)}")
-    elif not reply.ok:
-        preflight(spec, database, place.run, place.wall)  # says what to do
     try:
-        spool = Standing(spec.where(state), disk)
+        reply = database.post(Points(place.run, place.wall, {}).mark("preflight").encode() + b"\n")
+        if reply.status is None or reply.status >= 500:
+            _warn(f"{database.where} does not take points yet ({reply}): they wait in {spec.where(state)}")
+        elif not reply.ok:
+            preflight(spec, database, place.run, place.wall)  # says what to do
+        return InfluxSink(spec, place, _spool(spec.where(state), disk), database)
+    except BaseException:
+        database.close()
+        raise
+
+
+def _spool(where: Path, disk: int) -> "Standing":
+    from kvbench.sink.standing import Standing
+
+    try:
+        return Standing(where, disk)
     except BlockingIOError:
-        raise ValueError(f"{spec.where(state)} is in use by another agent: give this one a --influx-spool of its own") from None
+        raise ValueError(f"{where} is in use by another agent: give this one a --influx-spool of its own") from None
     except OSError as error:
-        raise ValueError(f"points cannot wait in {spec.where(state)}: {error.strerror}; name a --influx-spool") from None
-    return InfluxSink(spec, place, spool, database)
+        raise ValueError(f"points cannot wait in {where}: {error.strerror}; name a --influx-spool") from None
 
 
 async def _listen(server: Any, host: str, port: int) -> int:

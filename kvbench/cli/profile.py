@@ -81,11 +81,11 @@ def _show(told: dict[str, Any]) -> None:
     _head(console, told)
     if told["layers"]:
         _section(console, f"layers (share and outliers by {told['by'].upper()} time)", _layers(told))
-    for key, title in (("parts", "parts of layers, CPU time"), ("unknown", "ranges that are no layer by name, CPU time")):
+    for key, title in (("parts", "parts of layers"), ("unknown", "ranges that are no layer by name")):
         if told[key]:
-            _section(console, title + _more(told, key), _spans(told[key]))
+            _section(console, title + _more(told, key), _ranges(told[key]))
     if told["kernels"]:
-        _section(console, "kernels" + _more(told, "kernels"), _spans(told["kernels"]))
+        _section(console, "kernels" + _more(told, "kernels"), _kernels(told["kernels"]))
     if told["memory"]:
         _section(console, "memory operations", _memory(told["memory"]))
     if told["devices"]:
@@ -136,14 +136,23 @@ def _layers(told: dict[str, Any]) -> "Table":
     return table
 
 
-def _spans(rows: list[dict[str, Any]]) -> "Table":
+def _ranges(rows: list[dict[str, Any]]) -> "Table":
+    from kvbench import units
+
+    table = _table("name", "count", "CPU total", "mean", "median", "p99", "GPU total", "mean", "median", "p99")
+    for row in rows[:SHOWN]:
+        times = [units.duration(on[key]) if on else "-" for on in (row, row["gpu"]) for key in ("total", "mean", "median", "p99")]
+        table.add_row(_plain(row["name"]), f"{row['count']:,}", *times)
+    return table
+
+
+def _kernels(rows: list[dict[str, Any]]) -> "Table":
     from kvbench import units
 
     table = _table("name", "count", "total", "share", "mean", "median", "p99")
     for row in rows[:SHOWN]:
         times = [units.duration(row[key]) for key in ("mean", "median", "p99")]
-        share = units.share(row["share"]) if "share" in row else "-"
-        table.add_row(_plain(row["name"]), f"{row['count']:,}", units.duration(row["total"]), share, *times)
+        table.add_row(_plain(row["name"]), f"{row['count']:,}", units.duration(row["total"]), units.share(row["share"]), *times)
     return table
 
 

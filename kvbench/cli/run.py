@@ -126,7 +126,7 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
         if server is not None:
             place = replace(place, server_log=server.log, session=server.session, unprofiled=server.unprofiled)
         crew = await _open_crew(scenario, place)
-        sinks = await _open_sinks(scenario, path, opened.facts, crew)
+        sinks = await _open_sinks(scenario, place, crew)
     except BaseException:
         await opened.target.aclose()
         raise
@@ -179,13 +179,12 @@ async def _open_crew(scenario: "Scenario", place: "Place") -> "Crew":
         raise
 
 
-async def _open_sinks(scenario: "Scenario", path: Path, facts: dict[str, Any], crew: "Crew") -> "list[Store]":
+async def _open_sinks(scenario: "Scenario", at: "Place", crew: "Crew") -> "list[Store]":
     from kvbench import compose
-    from kvbench.clock import wall_time
     from kvbench.sink import SinkPlace
 
-    known = {"scenario": scenario.name, "model": facts.get("model"), "engine": facts.get("engine")}
-    place = SinkPlace(path, path.name, wall_time(), known)
+    known = {"scenario": scenario.name, "model": at.facts.get("model"), "engine": at.facts.get("engine")}
+    place = SinkPlace(at.directory, at.directory.name, at.clock.wall, known)
     try:
         return await compose.open_sinks(scenario, place)
     except BaseException:
@@ -224,7 +223,7 @@ def _manifest(scenario: "Scenario", clock: Any, opened: Any, nonce: int | None, 
     return {
         "kvbench": __version__, "name": scenario.name,
         "started": datetime.fromtimestamp(wall_time(), UTC).isoformat(timespec="milliseconds"),
-        "clock": "virtual" if clock.virtual else "real", "seed": scenario.seed,
+        "clock": "virtual" if clock.virtual else "real", "wall": clock.wall if clock.virtual else None, "seed": scenario.seed,
         "nonce": nonce, "scenario": scenario.resolved(), "target": opened.facts, "tokenizer": opened.tokenizer,
         "host": {"name": platform.node(), "system": platform.platform(), "python": platform.python_version(),
                  "cpus": os.cpu_count()},

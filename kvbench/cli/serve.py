@@ -131,6 +131,11 @@ async def _run(
         shown = f"[{host}]" if ":" in host else host
         what = f"{_described(spec, server.machine.facts())}, {speed:g}x real time"
         typer.echo(f"serving {what}, at http://{shown}:{bound}/v1 (Ctrl-C ends it)")
+        if spec.cache_log is not None and cache_log is None:
+            typer.echo(
+                "kvbench serve: target.cache_log says how much to keep, not where: nothing is kept without --cache-log FILE",
+                err=True,
+            )
         await done.wait()
     finally:
         server.close()

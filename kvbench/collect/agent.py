@@ -21,8 +21,8 @@ OFTEN: Seconds = 120.0  # between two fetches at most; half of what the agent ke
 REST: Seconds = 0.005  # after each slice of work on fine readings while the run goes on, so that it takes a twentieth of the loop
 MARGIN: Seconds = 30.0  # readings may be told that much later than they were taken
 AT_ONCE: Seconds = 60.0  # of fine readings in one answer
-PATIENCE: Seconds = 8.0  # for the last fetch
-PAGE: Seconds = 5.0
+PATIENCE: Seconds = 6.0  # for the last fetch
+PAGE: Seconds = 3.0  # for its page
 TIMES = ("start", "end", "last")  # what an event of the agent calls instants
 PREFIX = "kvbench_"
 
@@ -115,10 +115,9 @@ class AgentCollector:
                 else:
                     await self._look(await self.peer.bearing())
         except (OSError, TimeoutError) as error:
-            since = (
-                f" from {self._run(self._fetched * 1e9, self.bearing):.1f} s on are missing" if self.spec.fine else " are missing"
-            )
-            self._say("lost", reason=f"its last readings{since}: {error or f'not fetched within {PATIENCE:g} s'}")
+            since = f" from {max(0.0, self._run(self._fetched * 1e9, self.bearing)):.1f} s on" if self.spec.fine else ""
+            why = str(error) or f"not fetched within {PATIENCE:g} s"
+            self._say("lost", reason=f"its last readings{since} are missing: {why}")
         now, ours = self.bearing, round(self.clock.wall * 1e9) - self._zero
         told = {"offset_s": (now.offset - ours) / 1e9, "error_s": now.error / 1e9}
         if before.instance == now.instance:
@@ -184,7 +183,8 @@ class AgentCollector:
                 self._down.add(gpu["uuid"])
                 told = {"metric": "every metric", "reason": "the agent lost it", "gpu": int(gpu["gpu"]), "uuid": gpu["uuid"]}
                 self._say("gpu_lost", **told)
-                self._sample(self.clock.now(), "gpu_alive", None, gpu)
+                if not self.spec.fine:  # else its fine readings have it
+                    self._sample(self.clock.now(), "gpu_alive", None, gpu)
 
     # ---- its fine readings
 
@@ -238,7 +238,7 @@ class AgentCollector:
             self.samples += len(line.values)
             return
         data = {key: self._run(value * 1e9, self.bearing) if key in TIMES else value for key, value in line.event["data"].items()}
-        if data.get("state") not in ("gpu_lost", "unsupported", "stopped"):  # told by the page, and before
+        if data.get("state") not in ("gpu_lost", "stopped"):  # the page has told it; its own account is not ours
             self.emit(Event(t=at, kind=line.event["kind"], data=data))
 
     # ---- its clock
@@ -247,7 +247,7 @@ class AgentCollector:
         """The agent's ns since 1970 on the run's clock; between two bearings as if its clock had drifted evenly."""
         offset = float(before.offset)
         if now is not None and now.at > before.at:
-            share = (theirs - before.at - before.offset) / (now.at - before.at)
+            share = (theirs - before.at - before.offset) / (now.at - before.at + now.offset - before.offset)
             offset += (now.offset - before.offset) * min(1.0, max(0.0, share))
         return (theirs - offset - self._zero) / 1e9
 

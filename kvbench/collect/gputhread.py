@@ -60,7 +60,9 @@ class GpuThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        """One last reading. CollectorError where a call into the driver does not return."""
+        """One last reading; nothing where it was never started. CollectorError where a call into the driver does not return."""
+        if self._thread.ident is None:
+            return
         self._end.set()
         await asyncio.to_thread(self._thread.join, PATIENCE)
         if self._thread.is_alive():

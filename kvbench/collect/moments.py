@@ -16,7 +16,7 @@ _WAYS = {"latency": ("p50", "p90", "p99", "max"), "gauge": ("", "mean", "max", "
 _LEFT_OUT = ("over", "preallocated")
 
 
-def trigger(text: Any) -> Trigger:
+def read_trigger(text: Any) -> Trigger:
     """What the scenario writes: preemptions, anomaly, or a condition as a stop rule's. Raises ValueError."""
     if isinstance(text, Rule):
         return text

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from kvbench.collect import Collector, CollectorError, Emit, Place
-from kvbench.collect.moments import Moments, Trigger, trigger
+from kvbench.collect.moments import Moments, Trigger, read_trigger
 from kvbench.collect.profiler import Profiler, ProfilerError
 from kvbench.collect.session import Session, call, last, launching, program
 from kvbench.collect.startstop import StartStop, body
@@ -23,10 +23,9 @@ from kvbench.units import Duration, Span, duration
 MARGIN: Final[Seconds] = 2.0  # between the end of a window and that of its phase: closing writes a file
 STOPPING: Final[Seconds] = 9.0  # for a window that is open when the run ends
 COUNTING: Final[Seconds] = 60.0
-RETRIES: Final = 1
 COUNT: Final = (  # in a process of its own, at the lowest priority: the load goes on
-    "import json, sys; from pathlib import Path; from kvbench.nsys.account import ranges; found = ranges(Path(sys.argv[1])); "
-    "print(json.dumps([found.count, list(found.diagnostics)]))"
+    "import json, sys; from pathlib import Path; from kvbench.nsys.account import ranges; "
+    "print(json.dumps(ranges(Path(sys.argv[1]))))"  # [ranges, layers, [what nsys warned of]]
 )
 NO_RANGES: Final = (
     "no NVTX range is in it, so no layer can be told apart: start vLLM with --enable-layerwise-nvtx-tracing, SGLang with "
@@ -59,7 +58,7 @@ class Nsight(BaseModel):
         None, description="when windows open, from the phase's start"
     )
     after: Span | None = Field(None, description="the same for a single window; 10s where nothing else says when")
-    trigger: Annotated[Trigger, BeforeValidator(trigger), _TRIGGER] | None = Field(
+    trigger: Annotated[Trigger, BeforeValidator(read_trigger), _TRIGGER] | None = Field(
         None, description="what opens a window: preemptions (one a second), anomaly (of `watch`), or a condition as a stop rule's"
     )
     length: Span = Field(5.0, alias="for", le=60, description="how long a window stays open; files grow with it")
@@ -94,10 +93,6 @@ class Nsight(BaseModel):
 
     def build(self, place: Place) -> Collector:
         launched = bool(place.session or place.unprofiled)
-        if self.through == "launch" and not launched:
-            raise CollectorError(
-                "nsight through launch: target.launch starts no server. Give it, or use `session` or through: server"
-            )
         if self.session is not None:
             return NsightCollector(self, place, Session(self.nsys, self.session))
         if self.launches and launched:
@@ -176,12 +171,11 @@ class NsightCollector:
         busy = self._task is not None and not self._task.done()
         if not scheduled and (busy or stay is None or now < self._rested or self.windows >= self.spec.most):
             return  # what triggers holds on for a while, and once is enough
-        refused = (
-            "the phase is over" if stay is None
-            else "another window is open" if busy
-            else f"{self.spec.most} windows were opened already (most)" if self.windows >= self.spec.most
-            else self._no_room(now)
-        )  # fmt: skip
+        refused = self._no_room(now)
+        if busy:
+            refused = "another window is open"
+        elif self.windows >= self.spec.most:
+            refused = f"{self.spec.most} windows were opened already (most)"
         if refused:
             if scheduled or "room" not in self._skipped:
                 self._tell("skipped", reason=refused, trigger=why)
@@ -191,21 +185,20 @@ class NsightCollector:
         self._task = asyncio.ensure_future(self._captured(why))
 
     def _no_room(self, now: Seconds) -> str:
+        """Why a window does not fit into what is left of the phase; "" where it does."""
         stay = self.moments.stay
-        needed, left = self.spec.length + MARGIN, (stay.end if stay is not None else now) - now
-        return (
-            "" if left >= needed else f"{duration(max(0.0, left))} are left of the phase, and a window needs {duration(needed)}"
-        )
+        if stay is None:
+            return "the phase is over"
+        needed, left = self.spec.length + MARGIN, stay.end - now
+        return f"{duration(max(0.0, left))} are left of the phase, and a window needs {duration(needed)}" if left < needed else ""
 
     async def _captured(self, why: dict[str, Any]) -> None:
         """A window, and where nothing came of it a second one."""
         try:
-            for attempt in range(1 + RETRIES):
-                failed = await self._window(why if not attempt else {**why, "again": attempt})
-                if failed == "" or self.moments.stay is None or self._no_room(self.clock.now()):
-                    return
-                await asyncio.sleep(0)
-            if failed != NO_RANGES:
+            if not await self._window(why) or self._no_room(self.clock.now()):
+                return
+            failed = await self._window({**why, "again": True})
+            if failed and failed != NO_RANGES:
                 self.lost = f"two captures in a row failed: {failed}"
                 self._say("lost", reason=self.lost)
         finally:
@@ -252,8 +245,8 @@ class NsightCollector:
         folder = str(Path(program(self.spec.nsys)).parent)
         try:
             code, said = await call(command, COUNTING, "counting ranges", {"PATH": f"{folder}:{os.environ.get('PATH', '')}"})
-            count, notes = json.loads(last(said)) if code == 0 else (None, [last(said)])
-        except (ProfilerError, CollectorError, ValueError) as error:
+            count, _, notes = json.loads(said.strip().splitlines()[-1]) if code == 0 else (None, 0, [last(said)])
+        except (ProfilerError, CollectorError, ValueError, IndexError) as error:
             return None, f"its ranges could not be counted: {error}"
         if count is None:
             return None, f"its ranges could not be counted: {notes[0]}"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvbench.nsys import Capture, Found, Name
+from kvbench.nsys import Capture, Found, Ints, Name
 from kvbench.nsys.columns import by, spread
 from kvbench.nsys.device import devices, kernels, memory
 from kvbench.nsys.events import diagnostics
@@ -14,6 +14,7 @@ from kvbench.nsys.layers import rows
 from kvbench.nsys.metrics import described
 from kvbench.nsys.names import told
 from kvbench.nsys.passes import Passes, passes
+from kvbench.nsys.projection import projected
 from kvbench.nsys.source import WAIT, opened
 
 NAMED = 30  # ranges and kernels that are listed
@@ -41,7 +42,7 @@ def profiled(capture: Capture) -> dict[str, Any]:
         "file": str(capture.path), "exporter": capture.exporter, "schema": capture.schema,
         "began": capture.utc / 1e9 + capture.begin / 1e9 if capture.utc is not None else None,
         "seconds": (capture.end - capture.begin) / 1e9, "mode": "eager" if len(found.key) else None,
-        "by": "gpu" if found.count.any() else "cpu",
+        "by": "gpu" if found.gpu.count.any() else "cpu",
         "ranges": {
             "count": len(capture.ranges.start), "unfinished": capture.ranges.unfinished, "damaged": capture.ranges.damaged,
             "output_twins": found.twins, "nested": found.nested, "passes": len(found.key),
@@ -49,7 +50,7 @@ def profiled(capture: Capture) -> dict[str, Any]:
         },
         "layers": rows(capture, found), **_others(capture, found),
         "kernels": of_kernels[:NAMED], "kernels_unlisted": max(0, len(of_kernels) - NAMED), "memory": memory(work),
-        "devices": devices(capture, found.work[0]), "metrics": described(capture.metrics, capture.devices),
+        "devices": devices(capture, found.gpu.op), "metrics": described(capture.metrics, capture.devices),
         "graphs": _graphs(capture), "diagnostics": [each._asdict() for each in capture.diagnostics],
         "notes": _notes(capture, found), "advice": None if len(found.key) else _advice(capture),
     }  # fmt: skip
@@ -62,8 +63,8 @@ def shown(name: Name, module: str) -> str:
 
 
 def _others(capture: Capture, found: Passes) -> dict[str, Any]:
-    """Ranges that are no layer by name: `parts` inside one (of all layers together), `unknown` outside. Longest in total first;
-    `_unlisted`: how many names more there are."""
+    """Ranges that are no layer by name: `parts` inside one (of all layers together), `unknown` outside. CPU times, and `gpu` as
+    projected; the longest in total first. `_unlisted`: how many names more there are."""
     every = capture.ranges
     left_out = np.array([each.twin or (each.place is not None and not each.place.part) for each in found.told], bool)
     labels = [
@@ -76,13 +77,25 @@ def _others(capture: Capture, found: Passes) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, inside in (("parts", True), ("unknown", False)):
         which = np.flatnonzero((found.inside == inside) & ~left_out[every.name])
+        which = which[np.argsort(every.thread[which], kind="stable")]
+        gpu = _projections(capture, which)
         listed: list[dict[str, Any]] = [
-            {"name": by_number[label], "count": len(part), **spread(every.end[part] - every.start[part])}
-            for label, part in by(which, number[which])
-        ]
+            {
+                "name": by_number[label], "count": len(part), **spread((every.end - every.start)[which[part]]),
+                "gpu": spread(gpu[part][gpu[part] >= 0]) if (gpu[part] >= 0).any() else None,
+            }
+            for label, part in by(np.arange(len(which)), number[which])
+        ]  # fmt: skip
         listed.sort(key=lambda row: -row["total"])
         made[key], made[f"{key}_unlisted"] = listed[:NAMED], max(0, len(listed) - NAMED)
     return made
+
+
+def _projections(capture: Capture, which: Ints) -> Ints:
+    """ns of each range's projection, -1 where it launched nothing."""
+    every = capture.ranges
+    gpu = projected(capture.operations, every.thread[which], every.start[which], every.end[which], np.arange(len(which)))
+    return np.where(gpu.count > 0, gpu.last - gpu.first, -1)
 
 
 def _graphs(capture: Capture) -> dict[str, Any]:
@@ -111,7 +124,7 @@ def _notes(capture: Capture, found: Passes) -> list[str]:
         notes.append(
             f"{lost:,} of {len(work.start):,} GPU operations belong to no layer: the call that launched them was not captured"
         )
-    if len(found.key) and not found.count.any():
+    if len(found.key) and not found.gpu.count.any():
         notes.append(
             "no GPU operation belongs to a layer: times are those of the CPU's ranges (was CUDA traced? nsys -t cuda,nvtx)"
         )

@@ -22,12 +22,13 @@ def read(tables: Tables) -> Capture:
     """All of a capture that this package knows. Raises CaptureError where a table cannot be read."""
     meta = tables.pairs("META_DATA_EXPORT", "EXPORT_META_DATA")
     found, work = ranges(tables), operations(tables)
-    begin, end = _covers(tables, found, work)
+    utc, zero = _clock(tables, meta)
+    begin, end = _covers(tables, zero, found, work)
     return Capture(
         path=tables.path,
         exporter=meta.get("EXPORT_PRODUCT_VERSION", ""),
         schema=meta.get("EXPORT_SCHEMA_VERSION", ""),
-        utc=_utc(tables, meta),
+        utc=utc,
         begin=begin,
         end=end,
         ranges=found,
@@ -87,25 +88,26 @@ def _process(thread: int) -> int:
     return thread >> 24 & 0xFFFFFF if thread != ABSENT else ABSENT
 
 
-def _utc(tables: Tables, meta: dict[str, str]) -> int | None:
-    """ns since 1970 at the axis' 0. An export made with --ts-normalize=true has UTC on its axis already."""
+def _clock(tables: Tables, meta: dict[str, str]) -> tuple[int | None, int | None]:
+    """(ns since 1970 at the axis' 0, where on the axis the capture began), None where it does not say. An export made with
+    --ts-normalize=true has UTC on its axis; others begin at 0."""
+    told = tables.numbers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
+    known = told[(told > 0) & sane(told)]
+    began = int(known[0]) if len(known) else None
     if meta.get("EXPORT_PARAM_TIME_NORMALIZE") == "true":
-        return 0
-    began = tables.numbers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")["utcEpochNs"]
-    known = began[(began > 0) & sane(began)]
-    return int(known[0]) if len(known) else None
+        return 0, began
+    return began, 0
 
 
-def _covers(tables: Tables, found: Ranges, work: Operations) -> tuple[int, int]:
-    """What the capture says that it covers, else from its first range or operation to its last."""
-    said = tables.numbers("ANALYSIS_DETAILS", "startTime", "stopTime")
-    begin, end = said["startTime"], said["stopTime"]
-    good = sane(begin) & sane(end) & (begin < end)
-    if good.any():
-        return int(begin[good][0]), int(end[good][0])
-    begins = [int(column.min()) for column in (found.start, work.start) if len(column)]
-    ends = [int(column.max()) for column in (found.end, work.end) if len(column)]
-    return min(begins, default=0), max(ends, default=0)
+def _covers(tables: Tables, zero: int | None, found: Ranges, work: Operations) -> tuple[int, int]:
+    """From when to when it was captured: as long as the capture says from `zero` on, and all that is in it. (Its startTime and
+    stopTime count from the start of the session, which may have had captures before.)"""
+    said = tables.numbers("ANALYSIS_DETAILS", "duration")["duration"]
+    length = said[(said > 0) & sane(said)]
+    spans = [(int(each.start.min()), int(each.end.max())) for each in (found, work) if len(each.start)]
+    if zero is not None and len(length):
+        spans.append((zero, zero + int(length[0])))
+    return min((begin for begin, _ in spans), default=0), max((end for _, end in spans), default=0)
 
 
 def _devices(tables: Tables) -> dict[int, Device]:

@@ -21,19 +21,19 @@ def rows(capture: Capture, found: Passes) -> list[dict[str, Any]]:
     `gpu` is null where nothing that the layer launched is in the capture. `share` is of all layers' GPU time, of CPU time where
     there is none; `z` is the robust z of the layer's median among its stack's.
     """
-    on_gpu = bool(found.count.any())
-    total = np.maximum(found.last - found.first, 0) if on_gpu else found.cpu
+    on_gpu = bool(found.gpu.count.any())
+    total = np.maximum(found.gpu.last - found.gpu.first, 0) if on_gpu else found.cpu
     everything = int(total.sum())
     kernels = _kernels(capture, found)
     made: list[dict[str, Any]] = []
     for key, which in by(np.arange(len(found.key)), found.key):
         stack, layer = found.layers[key]
-        ran = which[found.count[which] > 0]
+        ran = which[found.gpu.count[which] > 0]
         own = total[ran if on_gpu else which]
         made.append({
             "stack": stack, "layer": layer, "count": len(which), "from_parts": not bool(found.whole[which].all()),
-            "cpu": spread(found.cpu[which]), "gpu": spread(found.last[ran] - found.first[ran]) if len(ran) else None,
-            "busy": int(found.busy[which].sum()) / 1e9, "operations": float(found.count[which].mean()),
+            "cpu": spread(found.cpu[which]), "gpu": spread(found.gpu.last[ran] - found.gpu.first[ran]) if len(ran) else None,
+            "busy": int(found.gpu.busy[which].sum()) / 1e9, "operations": float(found.gpu.count[which].mean()),
             "share": int(total[which].sum()) / everything if everything else None,
             "slow": int(np.count_nonzero(robust_z(own.astype(np.float64)) > OUTLIER)),
             "dram_share": _dram(capture, found, ran), **kernels.get(key, {"kernels": 0.0, "top_kernels": []}),
@@ -69,7 +69,7 @@ def _judge(made: list[dict[str, Any]], on_gpu: bool) -> None:
 
 def _kernels(capture: Capture, found: Passes) -> dict[int, dict[str, Any]]:
     """By layer: kernels per pass, and those that took longest with their share of the layer's kernel time."""
-    op, of = found.work
+    op, of = found.gpu.op, found.gpu.of
     work = capture.operations
     ours = (work.kind[op] == KERNEL) | (work.kind[op] == GRAPH)
     op, key = op[ours], found.key[of[ours]]
@@ -98,7 +98,7 @@ def _kernels(capture: Capture, found: Passes) -> dict[int, dict[str, Any]]:
 
 def _dram(capture: Capture, found: Passes, ran: Ints) -> float | None:
     """Share of the memory bandwidth in use during these passes; null where they were on several GPUs, or it was not sampled."""
-    devices = np.unique(found.device[ran])
+    devices = np.unique(found.gpu.device[ran])
     if not capture.metrics or len(devices) != 1:
         return None
-    return dram_share(capture, int(devices[0]), found.first[ran], found.last[ran])
+    return dram_share(capture, int(devices[0]), found.gpu.first[ran], found.gpu.last[ran])

@@ -3,9 +3,6 @@
 A layer's ranges hold those of its parts, so that adding up both counts time twice. Of a layer that has ranges of its own only
 those count; of one that has only parts, its outermost parts, put together to passes. A range inside another that counts is left
 out.
-
-A GPU operation belongs to a range if the API call that launched it is inside, on the same thread; the range's projection goes
-from the first operation's start to the last one's end. Both are how `nsys stats` has it.
 """
 
 from dataclasses import dataclass
@@ -16,29 +13,24 @@ from numpy.typing import NDArray
 from kvbench.nsys import Ints, Operations, Ranges
 from kvbench.nsys.columns import runs
 from kvbench.nsys.names import Told, told
+from kvbench.nsys.projection import Projected, projected
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Times that a layer was run, as columns of one length. key: index into `layers`; cpu: ns in its ranges; first, last, count,
-    busy: start of its first GPU operation, end of its last, how many, ns in them together; 0 where there is none. device: of the
-    first operation, or -1. whole: from a range of the layer's own, not from its parts.
+    """Times that a layer was run, as columns of one length. key: index into `layers`; cpu: ns in its ranges; whole: from a range
+    of its own, not from its parts; gpu: what the GPU did for it.
 
-    work: for each operation of a pass (its index, the pass). inside: of all ranges, whether it lies in a range that counts. told:
-    what each of the ranges' names says.
+    inside: of all ranges, whether it lies in a range that counts. told: what each range's name says. twins, nested: ranges left
+    out, as the second of a module and as inside another that counts.
     """
 
     layers: list[tuple[str, int]]
     key: Ints
     thread: Ints
     cpu: Ints
-    first: Ints
-    last: Ints
-    count: Ints
-    busy: Ints
-    device: Ints
     whole: NDArray[np.bool_]
-    work: tuple[Ints, Ints]
+    gpu: Projected
     inside: NDArray[np.bool_]
     told: list[Told]
     twins: int
@@ -56,25 +48,14 @@ def passes(ranges: Ranges, operations: Operations) -> Passes:
     whole_of = np.array([found is not None and not found.part for found in places], bool)
     chosen, nested = _counting(ranges, key_of, whole_of, len(layers))
     belongs = _grouped(ranges, chosen, key_of, whole_of)
-    low, high, by_call = inside_of(operations, ranges.thread[chosen], ranges.start[chosen], ranges.end[chosen])
-    piece, position = _spread(low, high)
-    op, of = by_call[position], belongs[piece] if len(belongs) else piece
     total = int(belongs[-1]) + 1 if len(belongs) else 0
     heads = np.searchsorted(belongs, np.arange(total))
-    count = np.bincount(of, minlength=total).astype(np.int64)
-    first, last, device = np.zeros(total, np.int64), np.zeros(total, np.int64), np.full(total, -1, np.int64)
-    busy = np.zeros(total, np.int64)
-    if len(op):
-        some, cut = np.flatnonzero(count), (np.cumsum(count) - count)[count > 0]
-        first[some] = np.minimum.reduceat(operations.start[op], cut)
-        last[some] = np.maximum.reduceat(operations.end[op], cut)
-        busy[some] = np.add.reduceat(operations.end[op] - operations.start[op], cut)
-        device[some] = operations.device[op[cut]]
+    gpu = projected(operations, ranges.thread[chosen], ranges.start[chosen], ranges.end[chosen], belongs)
     cpu = np.add.reduceat(ranges.end[chosen] - ranges.start[chosen], heads) if total else np.empty(0, np.int64)
     own = chosen[heads] if total else chosen
     return Passes(
-        layers, key_of[ranges.name[own]], ranges.thread[own], cpu, first, last, count, busy, device, whole_of[ranges.name[own]],
-        (op, of), _inside(ranges, chosen), said, int(np.count_nonzero(twin[ranges.name])), nested,
+        layers, key_of[ranges.name[own]], ranges.thread[own], cpu, whole_of[ranges.name[own]], gpu,
+        _inside(ranges, chosen), said, int(np.count_nonzero(twin[ranges.name])), nested,
     )  # fmt: skip
 
 
@@ -108,32 +89,6 @@ def _grouped(ranges: Ranges, chosen: Ints, key_of: Ints, whole_of: NDArray[np.bo
         parts.add(name)
         belongs[i] = at
     return belongs
-
-
-def inside_of(operations: Operations, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-    """(low, high, order): `order[low:high]` are the operations launched in each span [start, end] of `thread`."""
-    order = np.lexsort((operations.call_start, operations.thread))
-    threads, calls = operations.thread[order], operations.call_start[order]
-    low, high = np.zeros(len(thread), np.int64), np.zeros(len(thread), np.int64)
-    for part in runs(thread):
-        one = int(thread[part.start])
-        left, right = np.searchsorted(threads, one), np.searchsorted(threads, one, "right")
-        if one < 0 or left == right:
-            continue
-        low[part] = left + np.searchsorted(calls[left:right], start[part])
-        high[part] = left + np.searchsorted(calls[left:right], end[part], "right")
-        ended = operations.call_end[order[np.maximum(high[part] - 1, 0)]]
-        high[part] -= (high[part] > low[part]) & (
-            ended > end[part]
-        )  # calls of a thread do not overlap: only the last can end outside
-    return low, high, order
-
-
-def _spread(low: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """(i, position) for every position in every low[i]:high[i]."""
-    count = high - low
-    piece = np.repeat(np.arange(len(low)), count)
-    return piece, np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count - low, count)
 
 
 def _inside(ranges: Ranges, chosen: Ints) -> NDArray[np.bool_]:

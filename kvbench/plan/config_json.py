@@ -28,7 +28,7 @@ _NAMES: dict[str, tuple[str, ...]] = {  # our key: theirs, the common one first
     "dense": ("first_k_dense_replace",),
 }
 _TIED = ("bloom", "ernie4_5", "gemma", "gemma4_text", "gpt2", "opt", "smollm3", "starcoder2")
-# What files leave out, as the classes of transformers 5.19 have it (models/*/configuration_*.py; named where one file has several).
+# What files leave out, as the classes of transformers 5.19 have it (models/*/configuration_*.py).
 _DEFAULTS: dict[str, dict[str, Any]] = {
     **{kind: {"tie_word_embeddings": True} for kind in _TIED},  # all other classes of _KNOWN: False
     "gemma3_text": {  # Gemma3TextConfig
@@ -48,10 +48,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _UNGATED = {"gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "nemotron"}
 _KNOWN = _UNGATED | set(_DEFAULTS)  # others are read by the same keys, and a note says so
-_KNOWN |= {"llama", "mistral", "mixtral", "gemma", "phi3", "phimoe", "smollm3", "olmo2", "granite", "internlm2", "gpt_oss", "ernie4_5"}
-_KNOWN |= {"qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text"}
-_KNOWN |= {"qwen3_5_moe_text", "deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe", "minimax_m2"}
-_KNOWN |= {"mimo_v2_flash"}
+_KNOWN |= {"llama", "mixtral", "phi3", "phimoe", "olmo2", "granite", "internlm2", "gpt_oss", "mimo_v2_flash", "qwen3_next"}
+_KNOWN |= {"qwen3_vl_text", "qwen3_vl_moe_text", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v2", "deepseek_v3", "deepseek_v32"}
+_KNOWN |= {"kimi_k2", "glm_moe_dsa", "glm4_moe", "minimax_m2"}
 _REFUSED: dict[str, str] = {  # keys that change what is kept in ways that are not modelled here
     "block_configs": "layers that differ one by one",
     "hybrid_override_pattern": "a pattern of Mamba, attention and MLP layers",

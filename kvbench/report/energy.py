@@ -47,7 +47,7 @@ def energy(
 def drawn_power(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str, Any]:
     """W, all devices of the target summed: the embedded engine's model, else what NVML, an agent or a DCGM exporter read."""
     modelled = cache.gauge(samples, "power", start, end)
-    return modelled if modelled["mean"] is not None else cache.gauge(samples, "gpu_power_w", start, end)
+    return modelled if modelled["mean"] is not None or "series" in modelled else cache.gauge(samples, "gpu_power_w", start, end)
 
 
 def rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

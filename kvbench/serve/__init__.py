@@ -27,5 +27,6 @@ class Tokens(Protocol):
     def decode(self, ids: list[int]) -> str:
         """ValueError for an id that is none."""
 
-    def write(self, key: int, n: int, opening: bool) -> Written:
-        """The first n tokens of the answer named `key`; `opening`: nothing stands before it, so it begins without a space."""
+    def write(self, key: int, n: int, opening: bool, start: int = 0) -> Written:
+        """n tokens, after the first `start` ones, of the answer named `key`; `opening`: nothing stands before the answer, so it
+        begins without a space."""

@@ -139,7 +139,7 @@ class Server:
         try:
             for at, part in enumerate(parts):
                 if self.feed is not None:
-                    answers = [(one.key, one.upto(ask.max_tokens).ids) for one in part.choices]
+                    answers = [(one.key, one.ids) for one in part.choices]
                     for ledger in self.feed.ledgers:
                         ledger.watch(part.job, ask.prompts[at], answers, ask.salt)
                 why = self.machine.submit(part.job, now)

@@ -5,7 +5,8 @@ number with the messages kept since, and then an empty one with the number -1. O
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,6 +23,33 @@ _UNSIGNED = (1 << 64) - 1
 _ENDLESS = 1 << 62
 
 
+@dataclass(slots=True)
+class _Known:
+    """A job under way. places: (choice, block of its chain) by key, of what was stored and of the prompt."""
+
+    places: dict[Key, tuple[int, int]]
+    chains: list[Chain]
+    prompt: list[int]
+    answers: list[Callable[[int], list[int]]]
+    salt: str
+
+    def place(self, key: Key, before: Key | None, block: int) -> tuple[int, int] | None:
+        """Where `key` stands, which follows `before`. A sequence stores its blocks in order, so that is known; None where not."""
+        if key not in self.places and before in self.places:
+            choice, at = self.places[before]
+            shared = at + 1 == len(self.prompt) // block  # here the choices part
+            for one in range(len(self.chains)) if shared else (choice,):
+                if self.chains[one].upto(at + 2)[at + 1] == key:
+                    self.places[key] = one, at + 1
+                    break
+        return self.places.get(key)
+
+    def tokens(self, choice: int, start: int, stop: int) -> list[int]:
+        n = len(self.prompt)
+        own = self.answers[choice](stop - n)[max(0, start - n) : stop - n] if stop > n else []
+        return self.prompt[start:stop] + own
+
+
 class Ledger:
     """Accesses of one replica into events, in order. `take` hands over those since the last call, a batch for each moment.
 
@@ -34,17 +62,14 @@ class Ledger:
         self._events: list[dict[str, Any]] = []  # of the last of them
         self._resident: set[tuple[int, Key]] = set()
         self._leaving: list[tuple[int, Key]] = []  # in a reset that is being told of
-        self._known: dict[int, tuple[dict[Key, tuple[int, int]], list[Chain], list[list[int]], str]] = {}
+        self._known: dict[int, _Known] = {}
 
-    def watch(self, job: Job, prompt: list[int], answers: list[tuple[int, list[int]]], salt: str) -> None:
-        """A job begins. answers: (content key, token ids) of each choice."""
+    def watch(self, job: Job, prompt: list[int], answers: Sequence[tuple[int, Callable[[int], list[int]]]], salt: str) -> None:
+        """A job begins. answers: content key of each choice, and what gives its first n token ids at least, when they are due."""
         chains = [Chain((*job.segments, (key, _ENDLESS)), self.block, root(job.salt, 0)) for key, _ in answers]
-        texts = [prompt + ids for _, ids in answers]
-        places: dict[Key, tuple[int, int]] = {}
-        for choice, (chain, ids) in enumerate(zip(chains, texts, strict=True)):
-            for at, key in enumerate(chain.upto(len(ids) // self.block)):
-                places.setdefault(key, (choice, at))
-        self._known[job.id] = places, chains, texts, salt
+        places = {chains[0].parent(0): (0, -1)}
+        places |= {key: (0, at) for at, key in enumerate(chains[0].upto(len(prompt) // self.block))}
+        self._known[job.id] = _Known(places, chains, prompt, [ids for _, ids in answers], salt)
 
     def forget(self, job_id: int) -> None:
         self._known.pop(job_id, None)
@@ -59,7 +84,7 @@ class Ledger:
         elif access.tier != "gpu" or access.key is None:
             return
         elif access.op == "store":
-            self._stored(access.key, access.job, access.group)
+            self._stored(access.key, access.parent, access.job, access.group)
         elif access.op == "evict" and (access.group, access.key) in self._resident:
             self._removed(access.key, access.group)
 
@@ -77,15 +102,16 @@ class Ledger:
             for one in leaving:
                 self._removed(one[1], one[0])
 
-    def _stored(self, key: Key, job_id: int, group: int) -> None:
-        if job_id not in self._known or key not in self._known[job_id][0]:
+    def _stored(self, key: Key, before: Key | None, job_id: int, group: int) -> None:
+        known = self._known.get(job_id)
+        place = known.place(key, before, self.block) if known is not None else None
+        if known is None or place is None:
             return  # no request of ours: what a cluster moves between its nodes
-        places, chains, texts, salt = self._known[job_id]
-        choice, at = places[key]
-        block, parent = self.block, chains[choice].keys[at - 1] & _UNSIGNED if at else None
+        choice, at = place
+        block, parent = self.block, known.chains[choice].keys[at - 1] & _UNSIGNED if at else None
         self._resident.add((group, key))
-        ids = texts[choice][at * block : (at + 1) * block]
-        extra = [salt] if salt and not at else None
+        ids = known.tokens(choice, at * block, (at + 1) * block)
+        extra = [known.salt] if known.salt and not at else None
         last = self._events[-1] if self._events else {}
         if last.get("type") == "BlockStored" and last["block_hashes"][-1] == parent and last["group_idx"] == group:
             last["block_hashes"].append(key & _UNSIGNED)

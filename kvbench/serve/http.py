@@ -1,7 +1,8 @@
 """HTTP/1.1 as a server speaks it: whole requests in, whole or streamed responses out. No coroutine per request.
 
-A client that does not read what it asked for is cut off once UNREAD bytes wait for it. A request that follows another on the same
-connection before its answer is over waits in the socket.
+A client that does not read what it asked for is cut off once UNREAD bytes wait for it, and one whose request is not whole
+PATIENCE after it began (or the connection did). A request that follows another on the same connection before its answer is over
+waits in the socket.
 """
 
 import asyncio
@@ -13,8 +14,11 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
+from kvbench.core import Seconds
+
 BODY = 64 << 20  # bytes of a request's body
 HEAD = 64 << 10  # bytes of its target and headers
+PATIENCE: Seconds = 60.0  # for a request's last byte
 UNREAD = 8 << 20  # bytes written that a client has not taken
 REASONS = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large",
@@ -67,13 +71,26 @@ class Connection(asyncio.Protocol):
         self._keep = True
         self._now: Asked | None = None  # what is being answered
         self._parser = httptools.HttpRequestParser(self)
+        self._begun = False  # a request is here in part
+        self._late: asyncio.TimerHandle | None = None  # when that has to end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's own transports do not inherit from asyncio's
         self._alive.add(self)
+        self._expect()
+
+    def _expect(self) -> None:
+        self._whole()
+        self._late = asyncio.get_running_loop().call_later(PATIENCE, self.transport.abort)
+
+    def _whole(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        self._whole()
         self._alive.discard(self)
         gone, self.gone = self.gone, None
         if gone is not None:
@@ -92,6 +109,8 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._asked, self._target, self._body = Asked(), [], []
         self._size = self._head = 0
+        self._begun = True
+        self._expect()
 
     def on_url(self, url: bytes) -> None:
         self._target.append(url)
@@ -117,6 +136,8 @@ class Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        self._begun = False
+        self._whole()
         asked = self._asked
         asked.method = self._parser.get_method().decode()
         asked.path = _path(b"".join(self._target))
@@ -131,6 +152,7 @@ class Connection(asyncio.Protocol):
             self._serve(asked, self)
         if self._waiting:
             self.transport.pause_reading()
+            self._whole()  # what has begun behind it cannot end meanwhile
 
     def _refuse(self, status: int, why: str) -> None:
         """Answer what cannot be understood, and hang up."""
@@ -187,4 +209,6 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         elif self._waiting:
             self.transport.resume_reading()
+            if self._begun:
+                self._expect()
             asyncio.get_running_loop().call_soon(self._next)

@@ -222,7 +222,11 @@ _OBSERVED: tuple[tuple[str, str, Sequence[float]], ...] = (  # buckets: those of
     ("request_prefill_time_seconds", "From the first admission to the first token", _REQUEST),
     ("request_inference_time_seconds", "From the first admission to the last token", _REQUEST),
     ("request_decode_time_seconds", "From first to last token", _REQUEST),
-    ("iteration_tokens_total", "Tokens of a step that gave some: generated, and prompt tokens computed for first ones", _ITERATION),
+    (
+        "iteration_tokens_total",
+        "Tokens of a step that gave some: generated, and prompt tokens computed for first ones",
+        _ITERATION,
+    ),
     ("request_prompt_tokens", "Prompt tokens of a request", ()),
     ("request_generation_tokens", "Tokens of an answer", ()),
     ("request_max_num_generation_tokens", "Tokens of a request's longest answer", ()),

@@ -6,7 +6,6 @@ answers, and no two requests the same one.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from kvbench.core import Nanos, Seconds, reply_key
 from kvbench.engine import Done, Job, Machine, Span
@@ -16,6 +15,7 @@ from kvbench.serve.content import Contents, Prompt
 from kvbench.serve.http import Connection
 from kvbench.serve.page import Page, Row
 
+AHEAD = 256  # tokens of an answer that are made up at a time
 LOST = {  # why an answer that has begun does not go on
     "oom": "KV memory ran out, and the blocks of this request were taken for others.",
     "node_lost": "The node that worked on this request was lost.",
@@ -33,7 +33,7 @@ class Choice:
 
     key: int
     most: int
-    write: Callable[[int], Written]  # its first tokens
+    write: Callable[[int, int], Written]  # so many tokens, after so many others
     written: Written = field(default_factory=lambda: Written([], []))
     got: int = 0
     first: Nanos = 0
@@ -43,8 +43,14 @@ class Choice:
         """At least its first n tokens. They are made up as they are needed: n answers of the longest length take seconds."""
         have = len(self.written.ids)
         if have < n:
-            self.written = self.write(min(self.most, max(n, 2 * have, 256)))
+            more = self.write(min(self.most, max(n, have + AHEAD)) - have, have)
+            self.written.ids.extend(more.ids)
+            self.written.texts.extend(more.texts)
         return self.written
+
+    def ids(self, n: int) -> list[int]:
+        """Of its first n tokens at least."""
+        return self.upto(n).ids
 
 
 @dataclass(slots=True)
@@ -99,7 +105,11 @@ class Replies:
         job = Job(number, prompt.segments, ask.max_tokens, ask.n, salt, ask.priority)
         opening = ask.api == "chat"
         keys = [answer_key(number, at) for at in range(ask.n)]
-        choices = [Choice(key, ask.max_tokens, partial(self.tokens.write, key, opening=opening)) for key in keys]
+
+        def writer(key: int) -> Callable[[int, int], Written]:
+            return lambda n, start: self.tokens.write(key, n, opening, start)
+
+        choices = [Choice(key, ask.max_tokens, writer(key)) for key in keys]
         return Part(job, prompt, choices)
 
     def enter(self, reply: Reply) -> None:
@@ -146,9 +156,10 @@ class Replies:
         begin = choice.got
         choice.got += len(times)
         self._time(reply, part, choice, times)
+        texts = choice.upto(choice.got).texts
         if not reply.ask.stream:
             return
-        head, count, texts = reply.head, reply.ask.max_tokens, choice.upto(choice.got).texts
+        head, count = reply.head, reply.ask.max_tokens
         if not begin and reply.ask.api == "chat":
             self._say(reply, head.opening(index), part, 0)
         for at in range(begin, choice.got):

@@ -46,9 +46,9 @@ class Plain:
                 return (number - start).to_bytes(length, "big")
         raise ValueError(f"token id {number} is none: the last one is {_STARTS[3] - 1}")
 
-    def write(self, key: int, n: int, opening: bool) -> Written:
-        ids = [2 * word + 1 for word in numbers(key, n, len(self._words) // 2).tolist()]
-        if opening:
+    def write(self, key: int, n: int, opening: bool, start: int = 0) -> Written:
+        ids = [2 * word + 1 for word in numbers(key, n, len(self._words) // 2, start).tolist()]
+        if opening and not start:
             ids[0] -= 1
         return Written(ids, [self._words[number] for number in ids])
 
@@ -85,11 +85,11 @@ class Real:
             raise ValueError(f"token ids are from 0 to {self._engine.get_vocab_size() - 1}") from None
         return text
 
-    def write(self, key: int, n: int, opening: bool) -> Written:
-        picks = numbers(key, n, len(self._words)).tolist()
+    def write(self, key: int, n: int, opening: bool, start: int = 0) -> Written:
+        picks = numbers(key, n, len(self._words), start).tolist()
         ids = [self._after[pick] for pick in picks]
         texts = [" " + self._words[pick] for pick in picks]
-        if opening:
+        if opening and not start:
             ids[0], texts[0] = self._alone[picks[0]], self._words[picks[0]]
         return Written(ids, texts)
 

@@ -32,12 +32,13 @@ _A, _B, _30, _27, _32 = map(np.uint64, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 
 _STEPS = np.arange(1, 8193, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
 
 
-def numbers(key: int, n: int, size: int) -> NDArray[np.uint64]:
-    """The first n numbers in [0, size) of the stream named `key`; size < 2^32.
+def numbers(key: int, n: int, size: int, start: int = 0) -> NDArray[np.uint64]:
+    """n numbers in [0, size), after the first `start` ones, of the stream named `key`; size < 2^32.
 
     The upper half of splitmix64 on a counter (Steele, Lea and Flood 2014), less its last shift, which only moves the lower half.
     """
-    steps = _STEPS[:n] if n <= len(_STEPS) else np.arange(1, n + 1, dtype=np.uint64) * _STEPS[0]
+    stop = start + n
+    steps = _STEPS[start:stop] if stop <= len(_STEPS) else np.arange(start + 1, stop + 1, dtype=np.uint64) * _STEPS[0]
     x = steps + np.uint64(key % (2**64 - 59))  # a prime: keys of any width stay apart
     x ^= x >> _30
     x *= _A

@@ -18,12 +18,16 @@ from kvbench.agent.ring import Ring
 from kvbench.clock import Clock
 from kvbench.collect import CollectorError, Place
 from kvbench.collect.agent import Agent as Spec
+from kvbench.collect.agent import AgentCollector
 from kvbench.collect.gputhread import open_gpus
+from kvbench.collect.peer import Bearing
 from kvbench.collect.prometheus import Prometheus
-from kvbench.core import Event, Sample
+from kvbench.core import CacheAccess, Event, Sample
 from tests.collect.fake_nvml import Fake
+from tests.stub.stub import DONE, FIN, C, Stub, U, answer_json, stream
 
 pytest.importorskip("pynvml")
+ANSWER = stream(C("a") + C("b") + FIN + U(8, 2) + DONE)
 
 
 @pytest.fixture
@@ -64,10 +68,12 @@ async def running(every: float = 0.1, keep: float = 60.0, **how: Any) -> AsyncIt
         await found.stop()
 
 
-Told = list[Sample | Event]
+Told = list[Sample | Event | CacheAccess]
 
 
-async def collect(spec: Any, seconds: float, meanwhile: Callable[[], Awaitable[None]] | None = None) -> tuple[dict[str, Any], Told]:
+async def collect(
+    spec: Any, seconds: float, meanwhile: Callable[[], Awaitable[None]] | None = None
+) -> tuple[dict[str, Any], Told]:
     """(what open told, what was emitted) in a run of so many seconds."""
     told: Told = []
     clock = Clock(asyncio.get_running_loop())
@@ -75,6 +81,7 @@ async def collect(spec: Any, seconds: float, meanwhile: Callable[[], Awaitable[N
     try:
         facts = await collector.open()
         clock.start()
+        facts["wall"] = clock.wall
         collector.start(told.append)
         if meanwhile is not None:
             await meanwhile()
@@ -107,6 +114,8 @@ def test_the_page_is_prometheus_text_with_types_help_and_labels(fake: Fake) -> N
     async def work() -> str:
         async with running() as found:
             await asyncio.sleep(0.3)
+            told = json.loads((await get(f"{found.url}/health"))[1])
+            assert [gpu["unsupported"] for gpu in told["gpus"]] == [{}, {}]  # GPM is not given up for being asked too soon
             return (await get(f"{found.url}/metrics"))[1]
 
     families = {family.name: family for family in text_string_to_metric_families(asyncio.run(work()))}
@@ -118,9 +127,15 @@ def test_the_page_is_prometheus_text_with_types_help_and_labels(fake: Fake) -> N
     energy = families["kvbench_gpu_energy_j"]  # the parser takes _total off
     assert (energy.type, energy.samples[0].name, energy.samples[0].value) == ("counter", "kvbench_gpu_energy_j_total", 7000.0)
     assert families["kvbench_gpu_memory"].samples[0].value == pytest.approx((40e9 + 6e8) / 80e9)
-    for name in ("kvbench_gpu_sm_occupancy", "kvbench_host_cpu", "kvbench_host_load_1m", "kvbench_agent_cpu_seconds",
-                 "kvbench_agent_nvml_cpu_seconds", "kvbench_agent_ring_bytes", "kvbench_agent_memory_bytes"):  # fmt: skip
-        assert name in families or name == "kvbench_gpu_sm_occupancy", name
+    for name in (
+        "host_cpu",
+        "host_load_1m",
+        "agent_cpu_seconds",
+        "agent_nvml_cpu_seconds",
+        "agent_ring_bytes",
+        "agent_memory_bytes",
+    ):
+        assert f"kvbench_{name}" in families
     bare = [name for name, family in families.items() if not family.documentation or family.documentation == name[8:]]
     assert bare == []
 
@@ -146,24 +161,17 @@ def test_our_prometheus_collector_and_the_agents_read_the_same_numbers(fake: Fak
 
 
 def test_every_reading_comes_once_in_order_and_on_the_runs_clock(fake: Fake) -> None:
-    """The agent's clock is 123.456 s ahead of ours: the collector says so to within its own bound, and its readings lie in the run."""
+    """The agent's clock is 123.456 s ahead: the collector says so to within its own bound, and its readings lie in the run."""
     fake.say(count=2)
 
-    async def work() -> tuple[dict[str, Any], Told, float, list[dict[str, Any]]]:
+    async def work() -> tuple[dict[str, Any], Told, list[dict[str, Any]]]:
         async with running() as found:
             found.clock.wall += 123.456
-            spec = Spec.model_validate({"url": found.url})
-            zero = 0.0
+            facts, told = await collect(Spec.model_validate({"url": found.url}), 1.5)
+            return facts, told, [json.loads(line) for line in (await get(f"{found.url}/samples"))[1].splitlines()]
 
-            async def begun() -> None:
-                nonlocal zero
-                zero = found.clock.now()  # of the agent's clock at about 0 of the run
-
-            facts, told = await collect(spec, 1.5, begun)
-            lines = [json.loads(line) for line in (await get(f"{found.url}/samples"))[1].splitlines()]
-            return facts, told, found.clock.wall + zero, lines
-
-    facts, told, zero, lines = asyncio.run(work())
+    facts, told, lines = asyncio.run(work())
+    zero = facts["wall"] + 123.456  # of the run, by the agent's clock, since both took theirs from the machine's
     assert facts["clock"]["offset_s"] == pytest.approx(123.456, abs=facts["clock"]["error_s"] + 0.001)
     assert 0 < facts["clock"]["error_s"] < 0.05
     (end,) = states(told, "clock")
@@ -182,7 +190,12 @@ def test_every_reading_comes_once_in_order_and_on_the_runs_clock(fake: Fake) -> 
 
 
 def test_a_clock_that_drifts_is_told_and_taken_out(fake: Fake) -> None:
-    """50 ms in a second, as no clock does."""
+    """50 ms in a second, as no clock does. What was read half way, by a clock then 25 ms ahead, was read half way."""
+    first, last = Bearing("i", 0, 1_000, 0), Bearing("i", 1_000_000_000, 50_001_000, 0)
+    built = AgentCollector(Spec.model_validate({"url": "http://h:1"}), Clock(asyncio.new_event_loop()))
+    halves = [built._run(at + 1_000 + at / 20, first, last) for at in (0, 500_000_000, 1_000_000_000)]
+    built.clock.loop.close()
+    assert halves == pytest.approx([0.0, 0.5, 1.0], abs=1e-6)
 
     async def work() -> Told:
         async with running() as found:
@@ -196,9 +209,7 @@ def test_a_clock_that_drifts_is_told_and_taken_out(fake: Fake) -> None:
 
     told = asyncio.run(work())
     (end,) = states(told, "clock")
-    assert end["drift_s"] == pytest.approx(0.050, abs=0.010)
-    times = [t for t, _ in series(told, "gpu_power_w", gpu="0")]
-    assert times[-1] <= end["over_s"]  # else 50 ms after the end
+    assert end["drift_s"] == pytest.approx(0.050, abs=0.005 + 2 * end["error_s"])
 
 
 def test_a_ring_forgets_what_is_too_old_and_never_grows_too_large() -> None:
@@ -219,26 +230,25 @@ def test_a_ring_forgets_what_is_too_old_and_never_grows_too_large() -> None:
 def test_a_run_longer_than_what_the_agent_keeps_loses_nothing(fake: Fake) -> None:
     async def work() -> Told:
         async with running(every=0.05, keep=1.0) as found:
-            return (await collect(Spec.model_validate({"url": found.url, "every": 0.1}), 3.0))[1]
+            return (await collect(Spec.model_validate({"url": found.url, "every": 0.1}), 2.0))[1]
 
     told = asyncio.run(work())
     times = [t for t, _ in series(told, "gpu_power_w", gpu="0")]
     assert times == sorted(set(times))
-    assert len(times) >= 50
+    assert len(times) >= 30
     assert times[0] < 0.15
-    assert times[-1] > 2.8
+    assert times[-1] > 1.8
     assert states(told, "fine")[0]["missed"] == 0
 
 
-def test_what_had_left_the_ring_is_counted(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_had_left_the_ring_is_counted(fake: Fake) -> None:
     """Fetched once, at the end, from an agent that keeps half a second: the numbers of its lines say how many are missing."""
 
     async def work() -> Told:
         async with running(every=0.05, keep=0.5) as found:
-            collector = Spec.model_validate({"url": found.url, "every": 0.1})
             told: Told = []
             clock = Clock(asyncio.get_running_loop())
-            built = collector.build(Place(clock, Path()))
+            built = AgentCollector(Spec.model_validate({"url": found.url, "every": 0.1}), clock)
             await built.open()
             clock.start()
             built.start(told.append)
@@ -250,7 +260,7 @@ def test_what_had_left_the_ring_is_counted(fake: Fake, monkeypatch: pytest.Monke
 
     told = asyncio.run(work())
     (account,) = states(told, "fine")
-    assert 12 <= account["missed"] <= 26, account  # a second of 50 ms, and the machine's lines
+    assert 8 <= account["missed"] <= 45, account  # a second of 50 ms, and the machine's lines
 
 
 # ---- what goes wrong
@@ -278,8 +288,8 @@ def test_an_agent_that_dies_and_comes_back_is_told(fake: Fake) -> None:
     told = asyncio.run(work())
     assert states(told, "failing")
     (gap,) = [data for data in states(told, "gap") if "restarted" in data["reason"]]
-    assert gap["start"] == pytest.approx(0.0, abs=0.01)  # nothing had been fetched
-    assert gap["end"] == pytest.approx(1.2, abs=0.3)
+    assert gap["start"] == pytest.approx(0.0, abs=0.05)  # nothing had been fetched
+    assert 1.1 < gap["end"] < 2.5
     times = [t for t, _ in series(told, "gpu_power_w", gpu="0")]
     assert times == sorted(set(times))
     assert times[0] >= gap["end"] - 0.01
@@ -321,13 +331,28 @@ def test_a_lost_gpu_leaves_the_page_and_is_told_once(fake: Fake) -> None:
     assert 'kvbench_gpu_power_w{gpu="1"' not in page
 
 
+def test_a_page_whose_gpus_are_not_read_any_more_is_no_reading(fake: Fake) -> None:
+    async def work() -> Told:
+        async with running() as found:
+
+            async def stall() -> None:
+                await asyncio.sleep(0.3)
+                assert found.agent.thread is not None
+                found.agent.thread._end.set()
+
+            return (await collect(Spec.model_validate({"url": found.url, "every": 0.1}), 0.8, stall))[1]
+
+    told = asyncio.run(work())
+    assert "its GPUs have not been read for" in states(told, "failing")[0]["reason"]
+    assert max(t for t, _ in series(told, "gpu_power_w")) < 0.7  # and not what was read then, again and again
+
+
 def test_a_driver_that_hangs_is_not_well(fake: Fake) -> None:
     async def work() -> tuple[int, str]:
         async with running() as found:
             await asyncio.sleep(0.2)
             found.agent.clock.origin -= 20_000_000_000  # 20 s pass at once
-            answer = await get(f"{found.url}/health")
-            return answer
+            return await get(f"{found.url}/health")
 
     status, text = asyncio.run(work())
     assert (status, json.loads(text)["status"]) == (503, "failing")
@@ -337,11 +362,9 @@ def test_a_driver_that_hangs_is_not_well(fake: Fake) -> None:
 @pytest.mark.parametrize(("reply", "why"), [("closed", "Cannot connect"), ("other", "is no kvbench agent")])
 def test_what_is_no_agent_is_refused(fake: Fake, reply: str, why: str) -> None:
     async def work() -> None:
-        from tests.stub.stub import Reply, Stub
-
         if reply == "closed":
             await collect(Spec.model_validate({"url": "http://127.0.0.1:1"}), 0)
-        async with Stub(lambda seen: Reply(), gets=Reply(body=b"{}")) as stub:
+        async with Stub(ANSWER, gets=answer_json({})) as stub:
             await collect(Spec.model_validate({"url": stub.url}), 0)
 
     with pytest.raises(CollectorError, match=why):
@@ -437,7 +460,7 @@ def test_a_client_that_takes_nothing_is_cut_off(fake: Fake, monkeypatch: pytest.
         async with running() as found:
             for n in range(60_000):
                 found.agent.ring.values(found.agent.stamp(0.0), {"gpu": "0"}, {"gpu_power_w": float(n)})
-            reader, writer = await asyncio.open_connection("127.0.0.1", found.port, limit=1024)
+            _, writer = await asyncio.open_connection("127.0.0.1", found.port, limit=1024)
             writer.write(b"GET /samples HTTP/1.1\r\nhost: x\r\n\r\n")
             for _ in range(40):
                 await asyncio.sleep(0.05)
@@ -447,3 +470,26 @@ def test_a_client_that_takes_nothing_is_cut_off(fake: Fake, monkeypatch: pytest.
             return found.server._answering
 
     assert asyncio.run(work()) == 0
+
+
+def test_connections_that_never_ask_are_closed_and_too_many_are_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.agent.http.MUTE", 0.3)
+    monkeypatch.setattr("kvbench.agent.http.CLIENTS", 20)
+
+    async def work() -> tuple[int, int]:
+        async with running() as found, aiohttp.ClientSession() as session:
+            async with session.get(f"{found.url}/time") as answer:
+                assert answer.status == 200
+            pairs = [await asyncio.open_connection("127.0.0.1", found.port) for _ in range(30)]
+            pairs[0][1].write(b"GET /time HT")
+            await asyncio.sleep(0.1)
+            refused = sum(reader.at_eof() for reader, _ in pairs)
+            await asyncio.sleep(0.5)
+            closed = sum(reader.at_eof() or reader.exception() is not None for reader, _ in pairs)
+            async with session.get(f"{found.url}/time") as answer:  # the one that asked is still there
+                assert answer.status == 200
+            for _, writer in pairs:
+                writer.transport.abort()
+            return refused, closed
+
+    assert asyncio.run(work()) == (11, 30)

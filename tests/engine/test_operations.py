@@ -1,5 +1,5 @@
 """Random operations on whole machines, with every invariant checked after each: one engine and clusters, with layer groups that
-move quota, tiers, faults, losses and retention. 3,000 operations in the quick suite, 100,000 in the slow one."""
+move quota, tiers, faults, losses and retention. 1,920 operations in the quick suite, 100,000 in the slow one."""
 
 import hashlib
 import math
@@ -188,8 +188,8 @@ class Play:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_invariant_holds_after_each_of_many_operations(name: str) -> None:
-    play = Play(name, 7, 375)
-    assert play.ends["ok"] > 30
+    play = Play(name, 7, 240)
+    assert play.ends["ok"] > 20
 
 
 @pytest.mark.slow
@@ -204,5 +204,5 @@ def test_every_invariant_holds_after_each_of_100_000_operations(name: str, seed:
 
 @pytest.mark.parametrize("name", ["retention", "cluster with all"])
 def test_the_same_seed_is_the_same_story(name: str) -> None:
-    digests = [Play(name, seed, 100).log.hexdigest() for seed in (3, 3, 4)]
+    digests = [Play(name, seed, 60).log.hexdigest() for seed in (3, 3, 4)]
     assert digests[0] == digests[1] != digests[2]

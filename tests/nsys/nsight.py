@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HOME = Path(os.environ.get("KVBENCH_NSYS", ROOT / ".venv/nsys"))
+HOME = Path(os.environ.get("KVBENCH_NSYS", ROOT / ".venv/tools/nsys"))
 NSYS = HOME / "target-linux-x64/nsys"
 STEPS = 12
 needed = pytest.mark.skipif(
     not NSYS.exists(),
     reason=f"NO NSIGHT SYSTEMS at {NSYS}: captures, exports and reports are not checked against the real one; "
-    "sh .ci/nsys.sh .venv/nsys says why it cannot be had",
+    "sh .ci/nsys.sh .venv/tools/nsys says why it cannot be had",
 )
 
 

@@ -65,6 +65,21 @@ def account(path: Path) -> dict[str, Any]:
         return profiled(read(tables))
 
 
+def projections(path: Path) -> dict[str, dict[str, str]]:
+    """nsys' own projections by range: a summary, which in 2022 only its trace can be summed up to."""
+    rows = nsight.report(path, "nvtx_gpu_proj_sum", "nvtxgpuproj")
+    if "Range" in rows[0]:
+        return {row["Range"]: row for row in rows}
+    columns = {"Total Proj Time": "Projected Duration", "Total Range Time": "Orig Duration", "Total GPU Ops": "NumGPUOps"}
+    found = {}
+    for name in {row["Name"] for row in rows}:
+        mine = [row for row in rows if row["Name"] == name]
+        found[name] = {to: str(sum(int(row[of]) for row in mine)) for to, of in columns.items()} | {
+            "Range Instances": str(len(mine))
+        }
+    return found
+
+
 def kvbench(*arguments: str | Path) -> tuple[int, str, str]:
     found = CliRunner().invoke(app, ["profile", *map(str, arguments)])
     assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
@@ -102,8 +117,10 @@ def test_both_generations_of_report_names_are_the_same_oracle(real: dict[str, An
 
 def test_a_capture_lies_in_utc(real: dict[str, Any], tmp_path: Path) -> None:
     before, after = real["utc"]
-    normalised = nsight.export(real["capture"], tmp_path / "utc.sqlite", "--ts-normalize=true")
-    for path in (real["export"], normalised):
+    paths = [real["export"]]
+    if "--ts-normalize" in nsight.nsys("export", "--help"):  # 2023 and later
+        paths.append(nsight.export(real["capture"], tmp_path / "utc.sqlite", "--ts-normalize=true"))
+    for path in paths:
         with opened(path) as tables:
             capture = read(tables)
         marked = [i for i, name in enumerate(capture.ranges.names) if name.text == "marked"]
@@ -125,7 +142,7 @@ def test_a_capture_is_read_through_an_installed_nsys(
     assert through["file"] == str(real["capture"])
     assert through["layers"] == direct["layers"]
     found = ranges(real["capture"])
-    assert found == (STEPS * (3 * LAYERS + 1) + 1, LAYERS, ())
+    assert found[:2] == (STEPS * (3 * LAYERS + 1) + 1, LAYERS)
     broken = tmp_path / "broken.nsys-rep"
     broken.write_bytes(real["capture"].read_bytes()[:2000])
     code, said, errors = kvbench(broken)
@@ -135,18 +152,20 @@ def test_a_capture_is_read_through_an_installed_nsys(
 
 def test_layers_on_the_gpu_are_as_nsys_projects_them(worked: Path) -> None:
     told = account(worked)
-    theirs = {row["Range"]: row for row in nsight.report(worked, "nvtx_gpu_proj_sum", "nvtxgpuproj")}
+    theirs = projections(worked)
     assert told["by"] == "gpu"
     for row in told["layers"]:
         their = theirs[f"DecoderLayer_{row['layer']}"]
         assert row["count"] == int(their["Range Instances"])
         assert row["gpu"]["total"] * 1e9 == pytest.approx(float(their["Total Proj Time"]), rel=1e-9)
         assert row["cpu"]["total"] * 1e9 == pytest.approx(float(their["Total Range Time"]), rel=1e-9)
-        assert row["gpu"]["median"] * 1e9 == pytest.approx(float(their["Proj Med"]), abs=1)
         assert row["operations"] * row["count"] == int(their["Total GPU Ops"])
         assert [each["name"] for each in row["top_kernels"]] == ["void gemm<Traits>(Params)", "void flash_fwd<Traits>(Params)"]
         assert row["kernels"] == 2
     assert len(told["layers"]) == LAYERS
+    for row in [*told["parts"], *told["unknown"]]:
+        if row["name"] != "marked":
+            assert row["gpu"]["total"] * 1e9 == pytest.approx(float(theirs[row["name"]]["Total Proj Time"]), rel=1e-9)
     assert told["devices"][0]["outside_layers"] == 0
 
 
@@ -176,9 +195,11 @@ def test_an_export_of_2022_reads_the_same(worked: Path, tmp_path: Path) -> None:
     old = tmp_path / "old.sqlite"
     old.write_bytes(worked.read_bytes())
     with sqlite3.connect(old) as db:
-        db.execute("ALTER TABLE META_DATA_EXPORT RENAME TO EXPORT_META_DATA")
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'META_DATA_EXPORT'").fetchone():  # not if it is of 2022 already
+            db.execute("ALTER TABLE META_DATA_EXPORT RENAME TO EXPORT_META_DATA")
         for table in ("KERNEL", "MEMCPY", "MEMSET"):
-            db.execute(f"ALTER TABLE CUPTI_ACTIVITY_KIND_{table} DROP COLUMN greenContextId")
+            if "greenContextId" in {row[1] for row in db.execute(f"PRAGMA table_info(CUPTI_ACTIVITY_KIND_{table})")}:
+                db.execute(f"ALTER TABLE CUPTI_ACTIVITY_KIND_{table} DROP COLUMN greenContextId")
         db.execute("UPDATE NVTX_EVENTS SET text = (SELECT value FROM StringIds WHERE id = textId) WHERE textId IS NOT NULL")
         db.execute("ALTER TABLE NVTX_EVENTS DROP COLUMN textId")
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -200,6 +221,7 @@ def test_an_export_of_tomorrow_may_have_more_columns(worked: Path, tmp_path: Pat
     with sqlite3.connect(new) as db:
         for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"):
             db.execute(f"ALTER TABLE {table} ADD COLUMN unheardOf TEXT DEFAULT 'x'")
+        db.execute("DROP TABLE IF EXISTS DIAGNOSTIC_EVENT")  # 2024 has one
         db.execute("CREATE TABLE DIAGNOSTIC_EVENT (timestamp INTEGER, severity INTEGER, text TEXT)")
         told = [
             (1, "Started."),

@@ -21,7 +21,8 @@ from kvbench.nsys.device import gaps
 from kvbench.nsys.events import read
 from kvbench.nsys.layers import robust_z
 from kvbench.nsys.names import Place, told
-from kvbench.nsys.passes import inside_of, passes
+from kvbench.nsys.passes import passes
+from kvbench.nsys.projection import inside_of
 from kvbench.nsys.source import opened
 from tests.nsys.made import SCHEMA, THREAD, UTC, Made, tiny
 
@@ -65,7 +66,9 @@ def test_a_capture_worked_out_by_hand() -> None:
         assert [(each["name"], each["share"]) for each in row["top_kernels"]] == [("gemm", 0.75), ("attention", 0.25)]
         assert row["dram_share"] == pytest.approx(0.5)  # 40 % read and 10 % written
     assert told["layers"][2]["z"] == pytest.approx(60 / (1.2533 * 20))  # medians 60, 60, 120: mean deviation 20
-    assert [(row["name"], row["count"]) for row in told["parts"]] == [("self_attn", 6)]
+    (part,) = told["parts"]
+    assert (part["name"], part["count"]) == ("self_attn", 6)
+    assert part["gpu"]["total"] == pytest.approx(2 * (60 + 60 + 120) * US)  # both kernels are launched in its 1 to 50 us
     assert told["unknown"] == []
     (copied,) = told["memory"]
     assert (copied["name"], copied["count"], copied["bytes"]) == ("memcpy Device-to-Host", 2, 1_000_000)
@@ -376,7 +379,8 @@ def test_any_table_may_be_missing_or_full_of_nothing(table: str, tmp_path: Path)
 
 def test_numbers_beyond_reason_are_left_out_and_said(tmp_path: Path) -> None:
     made = Made(tmp_path / "x.sqlite").ranges([
-        ("DecoderLayer_0", 0, 100), ("DecoderLayer_0", 50, 10), ("DecoderLayer_1", -(2**63), 2**63 - 1), ("DecoderLayer_2", 2**62, 2**63 - 1),
+        ("DecoderLayer_0", 0, 100), ("DecoderLayer_0", 50, 10), ("DecoderLayer_1", -(2**63), 2**63 - 1),
+        ("DecoderLayer_2", 2**62, 2**63 - 1),
     ])  # fmt: skip
     made.range("DecoderLayer_3", None, None)
     made.range("DecoderLayer_4", 1, 2, None)  # no thread
@@ -412,9 +416,10 @@ def run(folder: Path, wall: float = UTC / 1e9 - 100, clock: str = "real") -> Pat
     """A run that began 100 s before the tiny capture; windows of 10 s every 5 s, and phases that meet at 95 s."""
     folder.mkdir()
     (folder / "manifest.json").write_text(json.dumps({"name": "by hand", "clock": clock}))
+    phases = {name: {"phase": name, "phase_kind": name} for name in ("warmup", "steady")}
     events = [
-        (0, "run_start", {"wall": wall}), (0, "phase_start", {"phase": "warmup"}), (95, "phase_end", {"phase": "warmup"}),
-        (95, "phase_start", {"phase": "steady"}), (200, "phase_end", {"phase": "steady"}),
+        (0, "run_start", {"wall": wall}), (0, "phase_start", phases["warmup"]), (95, "phase_end", phases["warmup"]),
+        (95, "phase_start", phases["steady"]), (200, "phase_end", phases["steady"]),
     ]  # fmt: skip
     (folder / "events.jsonl").write_text(
         "".join(json.dumps({"t": t, "kind": kind, "data": data}) + "\n" for t, kind, data in events)

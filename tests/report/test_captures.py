@@ -1,4 +1,4 @@
-"""What captures disturbed is left out of the headline: which requests, how much time, and that rates are as if it had not been."""
+"""What captures disturbed is left out of the headline: which requests, how much time, and rates as if it had not been."""
 
 import numpy as np
 import pytest

@@ -40,6 +40,10 @@ def test_an_answer_is_the_same_tokens_when_it_comes_back(tokens: Tokens, opening
         assert len(written.ids) == len(written.texts) == 50
         assert tokens.encode(before + "".join(written.texts)) == tokens.encode(before) + written.ids
     assert tokens.write(1, 9, opening) != tokens.write(2, 9, opening)
+    whole = tokens.write(7, 9000, opening)  # longer than the table of steps
+    parts = [tokens.write(7, stop - start, opening, start) for start, stop in ((0, 1), (1, 8000), (8000, 9000))]
+    assert [token for part in parts for token in part.ids] == whole.ids
+    assert [text for part in parts for text in part.texts] == whole.texts
 
 
 def test_one_word_of_the_list_is_one_token_and_anything_else_three_bytes() -> None:
@@ -218,7 +222,10 @@ def test_what_is_on_the_page_is_named_as_vllms() -> None:
     settings = ours.pop("vllm:cache_config_info")
     assert settings[0] == theirs["vllm:cache_config_info"][0]
     assert set(next(iter(settings[1]))) <= set(next(iter(theirs["vllm:cache_config_info"][1])))
-    assert len(ours) > 25
+    assert len(ours) > 30
+    for name in ("request_queue_time_seconds", "request_prefill_time_seconds", "request_inference_time_seconds",
+                 "iteration_tokens_total", "external_prefix_cache_queries", "external_prefix_cache_hits"):  # fmt: skip
+        assert f"vllm:{name}" in ours
     for name, told in ours.items():
         assert told == theirs[name], name
 
@@ -236,7 +243,9 @@ def test_the_page_counts_what_ended() -> None:
     text = page.text().decode()
     for line in (
         "request_prompt_tokens_sum{L} 40.0", "request_generation_tokens_count{L} 2.0", "request_num_preemptions_sum{L} 1.0",
-        "request_prefill_kv_computed_tokens_sum{L} 24.0", "request_time_per_output_token_seconds_sum{L} 1.0",
+        "request_queue_time_seconds_sum{L} 0.5", "request_prefill_time_seconds_sum{L} 0.25",
+        "request_inference_time_seconds_sum{L} 1.5", "request_prefill_kv_computed_tokens_sum{L} 24.0",
+        "request_time_per_output_token_seconds_sum{L} 1.0",
     ):  # fmt: skip
         assert "vllm:" + line.replace("{L}", '{engine="0",model_name="m"}') in text
 
@@ -249,7 +258,7 @@ def test_kv_events_tell_what_is_resident_and_nothing_else() -> None:
         ids = [*range(100), *range(1000 * number, 1000 * number + 400)]
         prompt = contents.prompt(ids, 0)
         job, answer = Job(number, prompt.segments, 40, salt=number % 2), list(range(7000, 7040))
-        ledger.watch(job, ids, [(answer_key(number, 0), answer)], "")
+        ledger.watch(job, ids, [(answer_key(number, 0), lambda _, answer=answer: answer)], "")
         played(machine, job, 10.0 * number)
         ledger.forget(number)
         for event in [event for _, events in ledger.take() for event in events]:

@@ -162,3 +162,17 @@ def test_the_banner_names_nodes_router_and_policy() -> None:
     assert said == "llama-3.1-8b on 3 nodes of 1 x rtx-4090, routed by prefix_affine, cache policy s3fifo"
     plain = Sim(**parts)
     assert _described(plain, build_machine(plain, 0).facts()) == "llama-3.1-8b on rtx-4090, cache policy lru"
+
+
+def test_a_share_to_keep_without_a_file_is_warned_of(tmp_path: Path) -> None:
+    text = (ROOT / "scenarios/smoke.yaml").read_text()
+    (tmp_path / "s.yaml").write_text(re.sub(r"(?m)^target: \{", "target: {cache_log: 50%, ", text))
+    command = [sys.executable, "-m", "kvbench", "serve", str(tmp_path / "s.yaml"), "--port", "0"]
+    for more, said in (([], "nothing is kept without --cache-log FILE"), (["--cache-log", str(tmp_path / "c.jsonl")], "")):
+        process = subprocess.Popen([*command, *more], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert "serving" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        assert said in errors
+        assert bool(errors) == bool(said)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -259,9 +260,47 @@ def test_counters_are_what_the_replies_said_preemptions_too() -> None:
         assert counter("generation_tokens_total") == sum(usage["completion_tokens"] for usage in usages) == 3600
         assert counter("prompt_tokens_cached_total") == counter("prefix_cache_hits_total") == cached > 0
         assert counter("num_preemptions_total") == counter("request_num_preemptions_sum") > 0
+        assert counter("iteration_tokens_total_sum") == 2400 - cached + 3600
+        queue, prefill, decode, inference, first, whole = (
+            counter(f"{name}_seconds_sum")
+            for name in ("request_queue_time", "request_prefill_time", "request_decode_time", "request_inference_time",
+                         "time_to_first_token", "e2e_request_latency")
+        )  # fmt: skip
+        assert queue > 0 < prefill
+        assert queue + prefill == pytest.approx(first)
+        assert queue + inference == pytest.approx(whole)
+        assert prefill + decode == pytest.approx(inference)
         assert 'request_success_total{engine="0",finished_reason="length",model_name="llama-3.1-8b"} 12.0' in text
 
     served(work, speed=20.0, settings={"blocks": 130})
+
+
+def test_hits_below_the_device_are_external_as_vllms_are() -> None:
+    """A prompt of 20 blocks leaves a pool of 30 for another one, and comes up from the host's memory: all of it but one block."""
+
+    async def work(server: Server, port: int) -> None:
+        reader, writer = await opened(port)
+        for number in (1, 2, 1):
+            writer.write(post("/v1/completions", {"prompt": [number] * 320, "max_tokens": 8}))
+            assert (await said(reader))[0] == 200
+        reader, writer = await opened(port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+        text = (await said(reader))[1].decode()
+        told = {line.split()[0].split("{")[0] + "".join(re.findall('source="([a-z0-9_]+)"', line)): float(line.split()[-1])
+                for line in text.splitlines() if line.startswith("vllm:")}  # fmt: skip
+        host = told["vllm:prompt_tokens_cached_by_source_totalhost"]
+        device = told["vllm:prompt_tokens_cached_by_source_totaldevice"]
+        assert (host + device, host > 100) == (304, True)
+        assert {told[f"vllm:prompt_tokens_cached_by_source_total{name}"] for name in ("disk", "p2p", "external_unspecified")} == {
+            0
+        }
+        assert told["vllm:prefix_cache_hits_total"] == told["vllm:prompt_tokens_by_source_totallocal_cache_hit"] == device
+        assert told["vllm:external_prefix_cache_hits_total"] == host
+        assert told["vllm:prompt_tokens_by_source_totalexternal_kv_transfer"] == host
+        assert told["vllm:external_prefix_cache_queries_total"] == 960 - device
+        assert told["vllm:prompt_tokens_by_source_totallocal_compute"] == 960 - 304
+
+    served(work, settings={"blocks": 30}, tiers={"host": {"capacity": 1e9}})
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -405,6 +444,68 @@ def test_kv_events_reach_a_subscriber_and_can_be_replayed(tmp_path: Path) -> Non
     served(work, feed=feed)
 
 
+def test_answers_are_made_up_when_they_are_due_kv_events_or_not(tmp_path: Path) -> None:
+    """128 answers of 100,000 tokens: making them, and the keys of their blocks, would hold the server up for seconds."""
+
+    def feed(loop: asyncio.AbstractEventLoop) -> Feed:
+        return Feed([Ledger(16)], Publisher(f"ipc://{tmp_path}/events", None, "", loop.add_reader, loop.remove_reader))
+
+    async def work(server: Server, port: int) -> None:
+        _, writer = await opened(port)
+        writer.write(post("/v1/completions", {"prompt": list(range(1000)), "n": 128, "max_tokens": 100_000}))
+        await asyncio.sleep(0.1)
+        (ledger,) = server.feed.ledgers if server.feed is not None else ()
+        ((_, part, _),) = server.replies.live.values()
+        (known,) = ledger._known.values()
+        assert not any(choice.written.ids for choice in part.choices)
+        assert sum(len(chain.keys) for chain in known.chains) == len(known.places) - 1 == 62  # the prompt's blocks
+        await asyncio.sleep(2.0)
+        assert all(choice.got > 40 for choice in part.choices)
+        assert all(len(choice.written.ids) == 256 for choice in part.choices)
+        blocks = (1000 + part.choices[0].got) // 16
+        assert len(known.places) - 1 == 62 + 128 * (blocks - 62)
+        assert max(len(chain.keys) for chain in known.chains) == blocks
+
+    served(work, VirtualLoop, 1.0, feed, settings={"blocks": 20_000})
+
+
+@pytest.mark.parametrize(
+    ("sent", "late"),
+    [
+        (b"", True),
+        (b"GET /health HTTP/1.1\r\nhost: x\r\n", True),  # no end of the head
+        (b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{", True),  # nor of the body
+        (b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n", False),  # between requests a client may take its time
+    ],
+)
+def test_a_request_that_does_not_end_is_cut_off_after_a_minute(sent: bytes, late: bool) -> None:
+    """However often a byte of it comes."""
+
+    async def work(server: Server, port: int) -> float:
+        loop = asyncio.get_running_loop()
+        reader, writer = await opened(port)
+        began = loop.time()
+        writer.write(sent)
+        if not late:
+            assert (await said(reader))[0] == 200
+        dripping = asyncio.ensure_future(drip(writer)) if late and sent else None
+        try:
+            await asyncio.wait_for(reader.read(1), 200)
+        except TimeoutError:
+            pass
+        if dripping is not None:
+            dripping.cancel()
+        return loop.time() - began
+
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        while True:
+            await asyncio.sleep(20)
+            writer.write(b"x")
+
+    took = served(work, VirtualLoop, 1.0)
+    assert took == pytest.approx(60 if late else 200, abs=0.1)
+
+
 def test_an_endpoint_that_cannot_be_had_is_said() -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
@@ -413,3 +514,19 @@ def test_an_endpoint_that_cannot_be_had_is_said() -> None:
 
     coroutine: Coroutine[Any, Any, None] = work()
     asyncio.run(coroutine)
+
+
+def test_a_request_in_part_behind_a_long_answer_has_its_minute_after_it() -> None:
+    async def work(server: Server, port: int) -> list[int]:
+        reader, writer = await opened(port)
+        ask, rest = post("/tokenize", {"prompt": "the sea"}), b"GET /health HTTP/1.1\r\nhost: x\r\n"
+        writer.write(post("/v1/completions", {"prompt": "the sea", "max_tokens": 6000}) + ask + rest)
+        loop = asyncio.get_running_loop()
+        began, codes = loop.time(), [(await said(reader))[0]]
+        assert loop.time() - began > 70
+        codes.append((await said(reader))[0])
+        await asyncio.sleep(50)
+        writer.write(b"\r\n")
+        return [*codes, (await said(reader))[0]]
+
+    assert served(work, VirtualLoop, 1.0) == [200, 200, 200]

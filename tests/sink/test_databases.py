@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from kvbench.cli import app
 from kvbench.core import Record, Sample
+from kvbench.replay import began
 from kvbench.report.files import load
 from kvbench.sink import SinkError, SinkPlace
 from kvbench.sink.database import V1
@@ -54,8 +55,7 @@ def sunk(url: str, mode: str) -> str:
 
 
 def wall(directory: Path) -> int:
-    start = load(directory).all("run_start")[0]
-    return nanos(start.data["wall"])
+    return nanos(began(load(directory)))
 
 
 def same_windows(directory: Path, rows: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from kvbench.cli import app
 from kvbench.metrics import request
+from kvbench.replay import began
 from kvbench.report.files import load
 from kvbench.sink.lines import nanos
 from tests.sink.servers import Rude, free_port
@@ -45,7 +46,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def test_csv_says_what_the_directory_says(directory: Path, tmp_path: Path) -> None:
     code, said = export(directory, tmp_path / "new" / "out", "--csv")
     files, out = load(directory), tmp_path / "new" / "out"
-    zero = nanos(files.all("run_start")[0].data["wall"])
+    zero = nanos(began(files))
     assert code == 0
     assert f"requests.csv: {len(files.records)} rows" in said
     for row, window in zip(rows(out / "windows.csv"), files.windows, strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvbench.core import Sample
+from kvbench.replay import began
 from kvbench.report.files import load
 from kvbench.sink.database import V1
 from kvbench.sink.points import ITEM_TAGS, RUN_TAGS, Points
@@ -35,7 +36,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Influxd
     folder = tmp_path_factory.mktemp("grafana")
     with running(Influxd(folder / "db")) as server:
         directory = simulated(RUN.replace("URL", server.url), folder).directory
-        start = load(directory).all("run_start")[0].data["wall"]
+        start = began(load(directory))
         points, writer = Points(directory.name, start, {}), V1(server.url, "kvbench", None, 5.0)
         labels = {"gpu": "0", "uuid": "GPU-1", "host": "h"}
         lines = [points.line(Sample(t=1.0, name=name, value=0.5, source="nvml", labels=labels)) for name in GPU]

@@ -1,8 +1,9 @@
 """A small server to be launched: `python small.py PORT [KEY=VALUE ...]`. It answers chat completions with two tokens as a stream.
 
-late=S: listens after S s. die=S: exits with code 3 after S s. deaf=1: ignores SIGTERM. brood=1: leaves a child in its group and
-one in a session of its own. flood=N: prints N MB at first. slow=S,FROM: each answer takes S s once FROM requests came. nvtx=1: each
-request is 32 ranges DecoderLayer_i of nvtx. say=TEXT: printed first. refuse=1: exits with code 1 at once. Its pids go to `pids=FILE`.
+late=S: listens after S s. die=S: exits with code 3 after S s. deaf=1: ignores SIGTERM. brood=1: has a child in its group and
+another in a session of its own. flood=N: prints N MB at first. slow=S,FROM: each answer takes S s once FROM requests came.
+nvtx=1: each request is 32 ranges DecoderLayer_i of nvtx. say=TEXT: printed first. refuse=1: exits with code 1 at once.
+pids=FILE: where its pids go.
 """
 
 import json
