@@ -76,7 +76,7 @@ class Run:
         self._listen()
         self.clock.start()
         self.pulse = Pulse(self.clock)
-        anchor = {} if self.clock.virtual else {"wall": self.clock.wall}  # in virtual time the manifest's: events repeat to the byte
+        anchor = {} if self.clock.virtual else {"wall": self.clock.wall}  # virtual: the manifest's, so that events repeat
         self._event("run_start", **anchor, phases=[phase.plan() for phase in self.setup.phases])
         self._gauge(0.0)  # counters grow from here
         if self.setup.crew is not None:

@@ -190,7 +190,10 @@ class Scenario(Spec):
 
     @model_validator(mode="after")
     def _triggered(self) -> "Scenario":
-        """What opens a capture window can happen."""
+        """One collector opens capture windows, so that they cannot overlap, and what opens them can happen."""
+        found = [at for at, one in enumerate(self.collect or ()) if isinstance(one, Nsight)]
+        if len(found) > 1:
+            fault(("collect", found[1]), "a second nsight: two could open windows at once. Write one, with `at` or a trigger")
         for at, one in enumerate(self.collect or ()):
             if isinstance(one, Nsight) and one.trigger == "anomaly" and self.watch is None:
                 fault(("collect", at, "trigger"), "anomaly: nothing looks for one. Write `watch: {}`, or use another trigger")

@@ -43,17 +43,17 @@ async def launched(scenario: Scenario, launch: Launch, clock: Clock, target: Htt
     hidden = [given for given, written in pairs if given != written]
     log = launch.log or Path(scenario.out, f"{scenario.name}-server-{os.getpid()}.log")
     why = ""
-    for spec in scenario.collect or ():
-        if isinstance(spec, Nsight) and spec.launches:
-            session = f"kvbench-{os.getpid()}"
-            try:
-                prefix = await spec.prefix(session)
-                under = Server(clock, log, hidden, partial(dismissed, spec.nsys, session))
-                await _begin(under, [*prefix, *command], env, answers, launch.ready)
-                under.session = session
-                return under
-            except (CollectorError, TargetUnreachable) as error:
-                why = str(error) if isinstance(error, CollectorError) else f"under nsys {error}"
+    spec = next((one for one in scenario.collect or () if isinstance(one, Nsight)), None)
+    if spec is not None and spec.launches:
+        session = f"kvbench-{os.getpid()}"
+        try:
+            prefix = await spec.prefix(session)
+            under = Server(clock, log, hidden, partial(dismissed, spec.nsys, session))
+            await _begin(under, [*prefix, *command], env, answers, launch.ready)
+            under.session = session
+            return under
+        except (CollectorError, TargetUnreachable) as error:
+            why = str(error) if isinstance(error, CollectorError) else f"under nsys {error}"
     server = Server(clock, log, hidden)
     await _begin(server, command, env, answers, launch.ready)
     server.unprofiled = why

@@ -34,6 +34,8 @@ class StartStop:
 
     async def open(self) -> dict[str, Any]:
         """A GET tells: 405 where a route is there to be posted to, 404 where it is not."""
+        if not self.urls:
+            raise CollectorError("no server to ask: the target has no address")
         for url in self.urls:
             try:
                 async with asyncio.timeout(START), self._http().get(f"{url}/start_profile", headers=self.headers) as answer:

@@ -1,7 +1,7 @@
 """Power of the devices, modelled from the hardware profile: idle, plus what the work of each step adds, up to the board limit.
 
 A step at the peak of its matrix units draws the limit; one that only moves memory draws idle plus MEMORY of the range between
-(decode is measured well below the limit; the 0.5 is an estimate, see docs/engine.md). Host, disks and network are not counted.
+(an assumption, held against published board powers in docs/engine.md). Host, disks and network are not counted.
 """
 
 from kvbench.core import Nanos, Seconds

@@ -378,12 +378,14 @@ def test_a_trigger_captures_one_window_of_layers_with_real_nsys(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
+        ({"second": {}}, r"collect\[1\]: a second nsight"),
         ({"trigger": "anomaly"}, r"collect\[0\]\.trigger: anomaly: nothing looks for one"),
         ({"through": "launch"}, r"collect\[0\]\.through: launch: target\.launch starts no server"),
     ],
 )
 def test_what_could_never_open_is_refused_at_its_key(tmp_path: Path, spec: dict[str, Any], says: str) -> None:
     file = tmp_path / "scenario.yaml"
-    file.write_text(scenario(also=yaml.safe_dump({"collect": [{"kind": "nsight", **spec}]})))
+    specs = [{}, {}] if "second" in spec else [spec]
+    file.write_text(scenario(also=yaml.safe_dump({"collect": [{"kind": "nsight", **one} for one in specs]})))
     with pytest.raises(ScenarioError, match=says):
         load(file, (), "http://127.0.0.1:1")

@@ -157,6 +157,20 @@ def test_ranges_inside_others_are_not_counted_twice(tmp_path: Path) -> None:
     assert any("4 layer ranges lay inside another" in note for note in told["notes"])
 
 
+def test_a_range_that_begins_with_the_layer_is_inside_it(tmp_path: Path) -> None:
+    made = Made(tmp_path / "x.sqlite").ranges([("DecoderLayer_3", 0, 50), ("DecoderLayer_3", 0, 100)])
+    (row,) = layers(made).values()
+    assert (row["count"], row["cpu"]["total"] * 1e9) == (1, pytest.approx(100))
+
+
+def test_a_layer_is_one_whatever_its_inputs(tmp_path: Path) -> None:
+    made = Made(tmp_path / "x.sqlite")
+    for step, shape in enumerate(([1, 64], [2, 64], [1, 64])):
+        made.range(str({"Module": "model.layers.0", "Inputs": shape}), step * 100, step * 100 + 50)
+    (row,) = layers(made).values()
+    assert (row["count"], row["from_parts"], row["cpu"]["max"] * 1e9) == (3, False, pytest.approx(50))
+
+
 def test_stacks_threads_and_processes_are_kept_apart(tmp_path: Path) -> None:
     made = Made(tmp_path / "x.sqlite")
     made.range("vision.layers.0", 0, 50)
@@ -178,7 +192,7 @@ def test_domains_ids_ends_and_kinds_of_ranges(tmp_path: Path) -> None:
     made.range("DecoderLayer_0", 40, 90, eventType=60)
     made.range("mark", 50, 50, eventType=34)
     made.range(
-        "DecoderLayer_1", 100, 200, eventType=60, endGlobalTid=THREAD + 1
+        "DecoderLayer_1", 100, 9_000, eventType=60, endGlobalTid=THREAD + 1
     )  # ends on another thread: nobody's call is inside
     made.kernel("k", 120, 130, 140)
     told = account(made.done())
@@ -189,7 +203,7 @@ def test_domains_ids_ends_and_kinds_of_ranges(tmp_path: Path) -> None:
 
 def test_graphs_are_said_to_hide_ranges(tmp_path: Path) -> None:
     made = Made(tmp_path / "x.sqlite").ranges([("DecoderLayer_0", 0, 10_000)])
-    made.kernel("eager", 1_000, 5_000, 6_000)
+    made.kernel("eager", 1_000, 5_000, 6_000, graphNodeId=0)
     graph = made.launch(20_000, name="cudaGraphLaunch_v10000")
     for at in (30_000, 31_000, 32_000):
         number = made.string("captured")
@@ -233,6 +247,16 @@ def test_an_operation_is_of_the_process_that_launched_it(tmp_path: Path) -> None
         made.kernel("k", 1_000, 100, end, thread)
     (row,) = layers(made).values()
     assert [row["gpu"][key] * 1e9 for key in ("min", "max")] == pytest.approx([200, 800])
+
+
+def test_an_operation_is_of_the_first_call_with_its_number(tmp_path: Path) -> None:
+    """A runtime call and the driver call that it makes may share a correlation."""
+    made = Made(tmp_path / "x.sqlite").ranges([("DecoderLayer_0", 0, 10_000), ("DecoderLayer_1", 20_000, 40_000)])
+    made.kernel("k", 1_000, 50_000, 50_600)
+    made.calls = 0
+    made.launch(30_000)
+    first, second = layers(made).values()
+    assert (first["operations"], second["operations"]) == (1, 0)
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 25), st.integers(0, 2)), max_size=12)

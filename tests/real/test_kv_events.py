@@ -16,8 +16,8 @@ SCENARIO = """\
 name: events
 seed: 3
 target: {kind: http, url: "URL", tokenizer: ids, api: completions}
-workload: {arrivals: {shape: poisson, rate: 2/s}, prompt: {dist: uniform, min: 20, max: 200}, output: {dist: uniform, min: 8, max: 40},
-  prefixes: {groups: 5, tokens: 64, share: 70%}}
+workload: {arrivals: {shape: poisson, rate: 2/s}, prompt: {dist: uniform, min: 20, max: 200},
+  output: {dist: uniform, min: 8, max: 40}, prefixes: {groups: 5, tokens: 64, share: 70%}}
 collect: [{kind: kv_events, endpoint: "EVENTS", replay: "REPLAY", bind: true}, {kind: prometheus}]
 phases: {steady: {for: 20s}, drain: {for: 60s}}
 """
