@@ -11,7 +11,7 @@ from kvbench.report.kept import NAME, Kept, Layers, Planned, read
 from kvbench.scenario import Scenario
 from kvbench.workload.standard import Standard, standard
 
-UNSEEN = "a server's layers show in a profiler only, and this version reads none; the embedded engine models them"
+UNSEEN = "a server's layers show in a profiler only: the nsight collector and kvbench profile; the embedded engine models them"
 
 
 def planned(scenario: Scenario, facts: Mapping[str, Any]) -> Planned | None:

@@ -84,7 +84,9 @@ def test_a_class_that_ties_embeddings_by_default_has_them_tied(kind: str, tied: 
 
 def test_qwens_window_is_not_used_unless_they_say_so(tmp_path: Path) -> None:
     assert read(config(tmp_path, model_type="qwen2", sliding_window=128))[0].kinds == ()
-    kinds = read(config(tmp_path, model_type="qwen2", sliding_window=128, use_sliding_window=True))[0].kinds
+    used = {"model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True}
+    assert read(config(tmp_path, **used))[0].kinds == ()  # Qwen2Config: the first max_window_layers, 28, have none
+    kinds = read(config(tmp_path, **used, max_window_layers=0))[0].kinds
     assert [(part.kind, part.layers) for part in kinds] == [("window", 4)]
 
 

@@ -170,6 +170,7 @@ def next_steps(summary: dict[str, Any]) -> list[str]:
         said = f' ("{worst["examples"][0][:60]}")' if worst["examples"] else ""
         lines.append(f"look at what ended {worst['outcome']}:{worst['class']} ({worst['n']}){said}")
     lines += _pressed(summary, failed)
+    lines += [sink["notes"][-1] for sink in summary["telemetry"]["sinks"] if sink.get("notes") and not sink.get("complete")]
     if outcomes["shed"]:
         lines.append(f"shed by the limits: {outcomes['shed']:,}. Their users got no answer, and goodput counts them")
     if not lines and failed is None and summary["exit"]["code"] == 0:

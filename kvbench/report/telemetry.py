@@ -14,6 +14,7 @@ from kvbench.report.text import block, pairs
 
 ACCOUNT = ("readings", "failures", "gaps", "longest_gap_s", "every_s", "cost_s")
 HAPPENED = ("server_log", "allocator")  # kinds of events that machines tell of
+MISSED = ("lost", "broken", "unknown", "restarts", "blind", "unresolved")  # of KV events: what the account counts beside the good
 MOST = 6  # names in a row for people
 
 
@@ -36,12 +37,19 @@ def _collector(told: Mapping[str, Any], said: list[Event]) -> dict[str, Any]:
     return {
         "source": told.get("source"),
         "required": bool(told.get("required")),
-        "state": "not started" if told.get("error") else "lost" if lost else "worked" if end else "cut off",
-        "reason": told.get("error") or lost,
+        "state": _state(told, lost, end),
+        "reason": told.get("error") or told.get("absent") or lost,
         **{name: end.get(name) for name in ACCOUNT},
+        "missed": {name: n for name in MISSED if (n := last.get("account", {}).get(name))},
         "unsupported": {str(data.get("metric")): data.get("reason") for data in silent},
         "facts": {key: value for key, value in told.items() if key not in ("source", "required", "error")},
     }
+
+
+def _state(told: Mapping[str, Any], lost: Any, end: Mapping[str, Any]) -> str:
+    if told.get("error"):
+        return "not started"
+    return "absent" if told.get("absent") else "lost" if lost else "worked" if end else "cut off"
 
 
 def shown(summary: Mapping[str, Any], width: int) -> RenderableType:
@@ -62,7 +70,7 @@ def rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    if row["state"] in ("not started", "lost"):
+    if row["state"] in ("not started", "lost", "absent"):
         return f"{row['state']}: {row['reason']}"
     if row["readings"] is None:
         return row["state"] if row["state"] == "worked" else "cut off: the run ended without its account"
@@ -71,6 +79,8 @@ def _line(row: Mapping[str, Any]) -> str:
         parts[0] += f", one per {units.duration(row['every_s'])}"
     if row["gaps"]:
         parts.append(f"{row['gaps']} gaps, the longest {units.duration(row['longest_gap_s'])}")
+    if row["missed"]:
+        parts.append(", ".join(f"{n:,} {name}" for name, n in row["missed"].items()))
     if row["cost_s"] is not None and row["readings"]:
         parts.append(f"at most {units.duration(row['cost_s'] / row['readings'])} of our CPU each")
     if row["unsupported"]:

@@ -27,7 +27,7 @@ def test_a_step_draws_its_compute_and_half_its_memory_time() -> None:
 @pytest.mark.parametrize(("model", "cards"), [("llama-3.1-8b", "h100"), ("llama-3.1-70b", "4xh100")])
 @pytest.mark.parametrize(("batch", "watts"), [(1, 300), (128, 600)])
 def test_decode_draws_what_is_published_of_an_h100(model: str, cards: str, batch: int, watts: float) -> None:
-    """ML.ENERGY's figures, as arXiv 2603.17280 builds on them; MEMORY was not chosen by them. Tolerance: 16 % (docs/engine.md)."""
+    """ML.ENERGY's figures, as arXiv 2603.17280 builds on them; MEMORY was not chosen by them. 16 %: docs/engine.md."""
     card = load_hardware(cards)
     roofline = Roofline(load_model(model), card, load_engine("vllm"))
     meter, step = Meter(card, roofline), Step((), batch, batch * 1000, batch)
