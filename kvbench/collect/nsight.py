@@ -118,7 +118,8 @@ class NsightCollector:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
         self._rested: Seconds = 0.0
-        self._skipped: set[str] = set()
+        self._due = spec.times()
+        self._crowded = False  # a trigger met too little time, and that was told
 
     async def open(self) -> dict[str, Any]:
         if self.place.unprofiled and self.spec.launches:
@@ -145,6 +146,8 @@ class NsightCollector:
         self._over.set()
         if self._timer is not None:
             self._timer.cancel()
+            for at in self._due:
+                self._tell("skipped", reason="the run was over before it", trigger={"at": at})
         if self._task is not None and not self._task.done():
             await asyncio.wait({self._task}, timeout=STOPPING)
             self._task.cancel()
@@ -156,9 +159,9 @@ class NsightCollector:
         self._emit = None
 
     async def _by_the_clock(self) -> None:
-        for at in self.spec.times():
-            await self.clock.sleep_until((self.moments.zero or 0.0) + at)
-            self._wanted({"at": at})
+        while self._due:
+            await self.clock.sleep_until((self.moments.zero or 0.0) + self._due[0])
+            self._wanted({"at": self._due.pop(0)})
 
     # ---- one window
 
@@ -175,11 +178,11 @@ class NsightCollector:
         if busy:
             refused = "another window is open"
         elif self.windows >= self.spec.most:
-            refused = f"{self.spec.most} windows were opened already (most)"
+            refused = f"as many windows as may be (most: {self.spec.most}) were opened"
         if refused:
-            if scheduled or "room" not in self._skipped:
+            if scheduled or not self._crowded:
                 self._tell("skipped", reason=refused, trigger=why)
-            self._skipped.add("room")
+            self._crowded = True
             return
         self.windows += 1
         self._task = asyncio.ensure_future(self._captured(why))
@@ -242,8 +245,9 @@ class NsightCollector:
             return None, HERE
         nice = [found, "-n", "19"] if (found := which("nice")) else []
         command = [*nice, sys.executable, "-c", COUNT, str(path)]
-        folder = str(Path(program(self.spec.nsys)).parent)
         try:
+            nsys = program(self.spec.nsys)
+            folder = Path(which(nsys) or nsys).parent  # where a capture's reader finds the same one
             code, said = await call(command, COUNTING, "counting ranges", {"PATH": f"{folder}:{os.environ.get('PATH', '')}"})
             count, _, notes = json.loads(said.strip().splitlines()[-1]) if code == 0 else (None, 0, [last(said)])
         except (ProfilerError, CollectorError, ValueError, IndexError) as error:

@@ -33,12 +33,12 @@ class StartStop:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> dict[str, Any]:
-        """A GET tells: 405 where a route is there to be posted to, 404 where it is not."""
+        """OPTIONS tells: 404 where there is no such route. SGLang begins a profile on a GET as well."""
         if not self.urls:
             raise CollectorError("no server to ask: the target has no address")
         for url in self.urls:
             try:
-                async with asyncio.timeout(START), self._http().get(f"{url}/start_profile", headers=self.headers) as answer:
+                async with asyncio.timeout(START), self._http().options(f"{url}/start_profile", headers=self.headers) as answer:
                     status = answer.status
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise CollectorError(f"{url}/start_profile: {error or type(error).__name__}") from None

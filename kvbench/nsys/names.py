@@ -1,7 +1,8 @@
 """Which layer of a model a range is about, by its name.
 
 Two styles (facts of vLLM's --enable-layerwise-nvtx-tracing and SGLang's --enable-layerwise-nvtx-marker): `DecoderLayer_18`, and
-str() of a dict, {'Module': 'model.layers.18.self_attn', ...}.
+str() of a dict, {'Module': 'model.layers.18.self_attn', 'Inputs': ...}. vLLM's hooks push a second, short range after each
+module, with the same name and 'Outputs' in place of 'Inputs'; around what is compiled the pair is named (input) and (output).
 """
 
 import ast
@@ -11,6 +12,7 @@ from typing import NamedTuple
 _LONGEST = 20_000  # characters of a dict that are parsed; longer ones are searched
 _MODULE = re.compile(r"""\{\s*['"]Module['"]\s*:\s*['"]([^'"]{0,2000})['"]""")
 _LAYER = re.compile(r"DecoderLayer_([0-9]{1,6})(?![0-9])|(?:^|\.)layers\.([0-9]{1,6})(?=\.|$|\s)")
+_OUTPUTS = re.compile(r"""['"]Outputs['"]\s*:""")
 _TWIN = "(output)"
 
 
@@ -24,7 +26,7 @@ class Place(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What a range's name says. twin: the second range that a compiled module gets, of its output; the first has its time."""
+    """What a range's name says. twin: the second range of a module, about its output; the first has its time."""
 
     module: str
     place: Place | None
@@ -33,24 +35,24 @@ class Told(NamedTuple):
 
 def told(text: str) -> Told:
     """What a range's text says of the layer that it is about."""
-    name = module(text)
-    twin = name.endswith(_TWIN)
+    name, of_output = _module(text)
+    twin = of_output or _TWIN in name
     return Told(name, None if twin else place(name), twin)
 
 
-def module(text: str) -> str:
-    """The module a range is named after: the dict's Module, or the text as it is."""
+def _module(text: str) -> tuple[str, bool]:
+    """(the module a range is named after: the dict's Module, or the text as it is; does the dict tell of outputs?)."""
     if not text.startswith("{"):
-        return text.strip()
+        return text.strip(), False
     if len(text) <= _LONGEST:
         try:
             found = ast.literal_eval(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             found = None
         if isinstance(found, dict) and isinstance(found.get("Module"), str):
-            return str(found["Module"]).strip()
+            return str(found["Module"]).strip(), "Outputs" in found
     match = _MODULE.match(text)
-    return match.group(1).strip() if match else text.strip()
+    return (match.group(1).strip(), _OUTPUTS.search(text) is not None) if match else (text.strip(), False)
 
 
 def place(module: str) -> Place | None:

@@ -71,6 +71,8 @@ def notes(found: Mapping[str, Any]) -> Iterator[str]:
         )
     if found["profiled"]:
         yield "a profiler was attached: this run is no baseline for others, and leaves no baseline.json"
+    if found["profiled"] and not found["windows"]:
+        yield "no capture window was opened: nothing asked for one"
     for row in found["windows"]:
         if row["state"] != "closed" or (row["reason"] and not row["ranges"] and row["file"]):
             yield f"capture {row['state']} at {units.duration(row['t'])}: {row['reason']}"

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from kvbench.metrics.histogram import order_statistic, supported
 PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
-def features(records: Sequence[Record]) -> dict[str, Any]:
-    """Of the requests that were offered; lengths are the server's where it told them, else those asked for."""
+def features(records: Sequence[Record], accesses: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Of the requests that were offered; lengths are the server's where it told them, else those asked for. accesses: the fold of
+    cache.jsonl, where there is one."""
     lengths = np.array([r.n_in if r.n_in is not None else r.asked_in for r in records], dtype=float)
     told = sum(r.n_in is not None for r in records)
     outputs = np.sort(np.array([r.n_out for r in records if r.outcome == "ok" and r.n_out is not None], dtype=float))
@@ -28,12 +29,22 @@ def features(records: Sequence[Record]) -> dict[str, Any]:
             "reason": None if len(outputs) else "no answer whose length is known",
         },
         "head_activity_variance": {"value": None, "reason": "needs a probe of the same model: no probe is linked to this run"},
-        "reuse_distance": {"value": None, "reason": "needs the engine's block accesses: this run recorded none"},
+        "reuse_distance": reuse(accesses),
         "beam_width": shares(r.sampling.get("n", 1) if r.sampling.get("use_beam_search") else 1 for r in records),
         "temperature": shares(r.sampling.get("temperature") for r in records),
         "penalties": shares(_penalties(r.sampling) for r in records),
         "sampling": sampling(records),
     }
+
+
+def reuse(accesses: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Distinct blocks between two uses of one, by layer group: p50, p90, p99, n."""
+    if accesses is None:
+        return {"value": None, "reason": "needs cache.jsonl: target.cache_log on the embedded engine, kv_events on a server"}
+    found = {name: row["reuse_distance"] for name, row in accesses["groups"].items() if row["reuse_distance"]["n"]}
+    if not found:
+        return {"value": None, "reason": "no block was used twice"}
+    return {"value": {name: {key: row[key] for key in ("p50", "p90", "p99", "n")} for name, row in found.items()}, "reason": None}
 
 
 def histogram(values: "np.typing.NDArray[np.float64]") -> list[dict[str, int]]:

@@ -204,6 +204,17 @@ def _mean(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}"
 
 
+def _reuse(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if found["value"] is None:
+        return [("reuse_distance", f"- ({found['reason']})")]
+    groups = found["value"].items()
+    return [
+        ("reuse_distance" if len(groups) == 1 else f"reuse_distance, group {name}",
+         f"{row['p50']:,.0f} blocks at p50, {row['p90']:,.0f} at p90, {row['p99']:,.0f} at p99 (n {row['n']:,})")
+        for name, row in groups
+    ]  # fmt: skip
+
+
 def _features(summary: Mapping[str, Any]) -> str:
     found = summary["features"]
     p99 = found["output_length_p99"]
@@ -213,7 +224,8 @@ def _features(summary: Mapping[str, Any]) -> str:
     for name in ("beam_width", "temperature", "penalties"):
         mix = [f"{key}: {units.share(part)}" for key, part in found[name]["shares"].items()]
         rows.append((name, ", ".join(mix) or "-"))
-    rows += [(name, f"- ({found[name]['reason']})") for name in ("head_activity_variance", "reuse_distance")]
+    rows.append(("head_activity_variance", f"- ({found['head_activity_variance']['reason']})"))
+    rows += _reuse(found["reuse_distance"])
     sets = [
         (json.dumps(row["parameters"]), f"{row['requests']:,}", f"{row['ok']:,}", _mean(row["mean_n_out"]))
         for row in found["sampling"]

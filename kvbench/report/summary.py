@@ -38,7 +38,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
     seed = int(files.manifest.get("seed") or 0)
     cohort, every = Cohort(head.records), Cohort(files.records)
     arrivals, rates = tokens.Arrivals(files.records), tokens.Rates(files.records)
-    base = baseline(files, found)
+    base, cached = baseline(files, found), accesses(files)
     summary: dict[str, Any] = {
         "kvbench": __version__,
         "run": _run(files),
@@ -58,12 +58,12 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         **machine(files.samples, head.start, head.end, files.manifest.get("target") or {}),
         "told": cache.told(head.records),
         "server": server.server(files),
-        "cache": accesses(files),
+        "cache": cached,
         "energy": _energy(files, head, arrivals, rates, base),
         "telemetry": telemetry(files),
         "captures": captures(files, found, head),
         "first_uses": first_uses.table(files, apart, seed),
-        "features": features(head.records),
+        "features": features(head.records, cached),
         "classes": _classes(cohort, files, seed),
         "phases": [_phase(phase, every, rates, arrivals) for phase in found],
         "baseline": base,

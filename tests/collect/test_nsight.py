@@ -179,6 +179,12 @@ def test_the_end_of_the_phase_closes_a_window_and_so_does_the_end_of_the_run() -
     assert told[-1].data["state"] == "closed"
 
 
+def test_what_the_run_did_not_come_to_is_told() -> None:
+    _, told = staged({"at": [10.0, 30.0, 50.0], "for": 5.0, "most": 1}, [(0.0, phase("start", 0.0)), (40.0, window(30, 40))])
+    skipped = [(event.data["trigger"]["at"], event.data["reason"]) for event in told if event.data["state"] == "skipped"]
+    assert skipped == [(30, "as many windows as may be (most: 1) were opened"), (50, "the run was over before it")]
+
+
 def test_a_window_that_does_not_close_is_told_of_and_the_run_ends() -> None:
     calls, told = staged({"after": 10.0, "for": 5.0}, [(0.0, phase("start", 0.0)), (12.0, phase("end", 12.0))], takes=1000)
     assert calls[-1] == ("close", 21)

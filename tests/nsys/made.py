@@ -84,9 +84,9 @@ class Made:
         return {"correlationId": self.calls, "globalPid": thread & ~0xFFFFFF}
 
 
-def module(name: str) -> str:
+def module(name: str, **tensors: list[list[int]]) -> str:
     """A range's text as servers write it."""
-    return str({"Module": name, "TrainableParams": 10})
+    return str({"Module": name, "TrainableParams": {"weight": [64]}, **tensors})
 
 
 def tiny(path: Path) -> Path:
@@ -98,9 +98,9 @@ def tiny(path: Path) -> Path:
     for step in range(2):
         for layer in range(3):
             at = (step * 400 + layer * 110) * MICRO
-            made.range(module(f"model.layers.{layer}"), at, at + 100 * MICRO)
-            made.range(module(f"model.layers.{layer}.self_attn"), at + MICRO, at + 50 * MICRO)
-            made.range(module(f"model.layers.{layer} (output)"), at + 100 * MICRO, at + 101 * MICRO)
+            made.range(module(f"model.layers.{layer}", Inputs=[[4, 64], [4, 64]]), at, at + 100 * MICRO)
+            made.range(module(f"model.layers.{layer}.self_attn", Inputs=[[4, 64]]), at + MICRO, at + 50 * MICRO)
+            made.range(module(f"model.layers.{layer}", Outputs=[[4, 64], [4, 64]]), at + 100 * MICRO, at + 101 * MICRO)
             for part, (name, length) in enumerate([("attention", 10), ("gemm", 30)]):
                 gpu = max(gpu, at + (20 + 30 * part) * MICRO)
                 length *= (3 if layer == 2 else 1) * MICRO

@@ -125,8 +125,21 @@ def test_names(text: str, place: Place | None) -> None:
     assert told(text).place == place
 
 
-def test_a_twin_is_dropped() -> None:
-    assert told("{'Module': 'model.layers.18 (output)'}") == ("model.layers.18 (output)", None, True)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'Module': 'top.model.layers.3', 'Outputs': [[4, 64]]}",  # vLLM's hooks, after every module
+        "{'Module': 'top.model.layers.3', 'TrainableParams': " + "[" * 3000 + ", 'Outputs': [[4, 64]]}",
+        "{'Module': 'model.layers.3 (output)', 'Inputs': [[4, 64]]}",  # around what is compiled
+        "{'Module': 'compiled (output): model.layers.3'}",
+        "model.layers.3 (output)",
+    ],
+)
+def test_a_twin_is_dropped(text: str) -> None:
+    assert (told(text).place, told(text).twin) == (None, True)
+    first = told(text.replace("(output)", "(input)").replace("'Outputs'", "'Inputs'"))
+    assert first.place is not None
+    assert (first.place.layer, first.place.part, first.twin) == (3, "", False)
 
 
 # ---------------------------------------------------------------- which ranges count

@@ -56,7 +56,7 @@ def test_what_disturbed_is_what_has_a_start_and_an_end_or_was_cut_off() -> None:
 
 
 def test_figures_are_those_of_a_run_without_that_time(tmp_path: Path) -> None:
-    """2 requests/s of 11 tokens in 0.3 s; within the capture, 5 to 9 s, each takes 3 s. Due 2.5 to 8.5 s: not over before it."""
+    """2 requests/s of 11 tokens in 0.3 s; within the capture, 5 to 9 s, each takes 3 s."""
     records = [record(k, k / 2, **({"ttft": 2.8} if 5 <= k / 2 < 9 else {})) for k in range(40)]
     told = [profile("opened", 5.0, start=5.0), profile("closed", 9.0, start=5.0, end=9.0, file="capture-1.nsys-rep", ranges=64)]
     summary = summarise(load(write(tmp_path / "run", records, steady=(0, 20), events=told, manifest=NSIGHT)))

@@ -85,3 +85,13 @@ def test_nothing_was_asked_for_and_nothing_is_missing(tmp_path: Path) -> None:
     assert list(rows(summary["telemetry"])) == []
     for name in ("collector_gap", "collectors_lost", "required_lost", "sink_loss"):
         assert check(summary, name)["reason"] == "none was asked for"
+
+
+def test_reuse_distance_is_a_feature_where_cache_accesses_are_on_record() -> None:
+    from kvbench.report.features import reuse
+
+    row = {"n": 3, "p50": 1.0, "p90": 4.0, "p99": 4.0, "mean": 2.0, "max": 4.0, "reason": None}
+    found = reuse({"groups": {"0": {"reuse_distance": row}, "1": {"reuse_distance": {"n": 0}}}})
+    assert found["value"] == {"0": {"p50": 1.0, "p90": 4.0, "p99": 4.0, "n": 3}}
+    assert reuse(None)["value"] is None
+    assert reuse({"groups": {"0": {"reuse_distance": {"n": 0}}}})["reason"] == "no block was used twice"
