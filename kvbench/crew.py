@@ -2,32 +2,45 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from kvbench.clock import Clock
 from kvbench.collect import Collector, CollectorError, Emit, Listener
-from kvbench.core import Event, Seconds, Window
+from kvbench.core import CacheAccess, Event, Sample, Seconds, Window
 
 PATIENCE: Seconds = 15.0  # for a collector to open, and to stop
 
 
 class Crew:
-    """`facts`: what each collector told when it was opened, by its source; those that could not work are told of as well."""
+    """`facts`: what each collector told when it was opened, in their order; those that could not work are told of as well.
+
+    Where several collectors share a source, their events of kind `collector` say which one it is (`collector`, its place in
+    `facts`). A reading of the whole target comes from the first that has it: the same of another would be mixed into one series
+    with it, so it is labelled `collector`, and stays out of the windows.
+    """
 
     def __init__(self, clock: Clock, collectors: Sequence[Collector]) -> None:
         self.clock = clock
         self.facts: list[dict[str, Any]] = []
         self._working: list[Collector] = []
         self._hired = collectors
+        self._opened: list[Collector] = []  # to be stopped, also where they were lost meanwhile
+        self._speakers: dict[str, Collector] = {}  # of a name's readings without labels
         self._emit: Emit | None = None
 
     async def open(self) -> None:
         """All at once. Raises CollectorError where a required one cannot work; another is left out, and said so."""
-        results = await asyncio.gather(*(self._open(each) for each in self._hired))
+        try:
+            results = await asyncio.gather(*(self._open(each) for each in self._hired))
+        except BaseException:  # a signal: the run is not to be
+            await asyncio.gather(*(self._stop(each) for each in self._hired))
+            raise
         for collector, (facts, why) in zip(self._hired, results, strict=True):
             self.facts.append({"source": collector.source, "required": collector.required, "error": why or None, **facts})
             if not why:
                 self._working.append(collector)
+                self._opened.append(collector)
         for collector, (_, why) in zip(self._hired, results, strict=True):
             if why and collector.required:
                 await self.stop()
@@ -55,7 +68,7 @@ class Crew:
         self._emit = emit
         for collector in list(self._working):
             try:
-                collector.start(emit)
+                collector.start(partial(self._hear, collector))
                 self._say(collector, "started")
             except Exception as error:
                 self._lose(collector, error)
@@ -68,14 +81,16 @@ class Crew:
                 self._lose(collector, error)
 
     async def stop(self) -> None:
-        working, self._working = self._working, []
-        await asyncio.gather(*(self._stop(collector) for collector in working))
+        opened, self._opened, self._working = self._opened, [], []
+        await asyncio.gather(*(self._stop(collector) for collector in opened))
 
     async def _stop(self, collector: Collector) -> None:
         try:
             await asyncio.wait_for(collector.stop(), PATIENCE)
         except TimeoutError:
             self._say(collector, "lost", reason=f"it did not stop within {PATIENCE:g} s: its last readings are missing")
+        except CollectorError as error:
+            self._say(collector, "lost", reason=str(error))
         except Exception as error:
             self._say(collector, "lost", reason=f"internal error: {type(error).__name__}: {error}")
 
@@ -83,7 +98,32 @@ class Crew:
         self._working.remove(collector)
         self._say(collector, "lost", reason=f"internal error: {type(error).__name__}: {error}")
 
+    def _hear(self, collector: Collector, item: Sample | Event | CacheAccess) -> None:
+        """What a collector says, so that nobody takes it for another's."""
+        assert self._emit is not None
+        if isinstance(item, Event) and item.kind == "collector":
+            item = Event(t=item.t, kind=item.kind, data={**item.data, **self._which(collector)})
+        elif isinstance(item, Sample) and self._shares(collector, item):
+            labels = {**item.labels, "collector": str(self._place(collector))}
+            item = Sample(t=item.t, name=item.name, value=item.value, source=item.source, labels=labels)
+        self._emit(item)
+
+    def _shares(self, collector: Collector, sample: Sample) -> bool:
+        """Another collector tells the same series, and did so first. Who has no value speaks for nobody."""
+        if sample.labels:
+            return next(each for each in self._hired if each.source == collector.source) is not collector
+        if sample.value is not None:
+            self._speakers.setdefault(sample.name, collector)
+        return self._speakers.get(sample.name, collector) is not collector
+
+    def _which(self, collector: Collector) -> dict[str, int]:
+        alone = sum(each.source == collector.source for each in self._hired) == 1
+        return {} if alone else {"collector": self._place(collector)}
+
+    def _place(self, collector: Collector) -> int:
+        return next(at for at, each in enumerate(self._hired) if each is collector)
+
     def _say(self, collector: Collector, state: str, **data: Any) -> None:
         if self._emit is not None:
-            told = {"source": collector.source, "state": state, "required": collector.required, **data}
+            told = {"source": collector.source, "state": state, "required": collector.required, **self._which(collector), **data}
             self._emit(Event(t=self.clock.now(), kind="collector", data=told))

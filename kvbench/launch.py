@@ -75,7 +75,7 @@ class Server:
 
     def __init__(self, clock: Clock, log: Path, secrets: Sequence[str] = (), last: Callable[[], Awaitable[None]] | None = None):
         self.clock, self.log = clock, log
-        self._secrets = secrets
+        self.secrets = secrets
         self._last = last  # awaited before it is ended
         self._mark = token_hex(8)
         self._process: subprocess.Popen[bytes] | None = None
@@ -126,7 +126,7 @@ class Server:
         with suppress(OSError), open(self.log, "rb") as file:
             file.seek(max(self._from, os.fstat(file.fileno()).st_size - TAIL))
             text = file.read(TAIL).decode(errors="replace")
-            for secret in self._secrets:
+            for secret in self.secrets:
                 text = text.replace(secret, "***")
             lines = [line.rstrip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
             return [SECRET.sub(r"\1[...]", line)[-300:] for line in lines[-LINES:]]

@@ -1,6 +1,6 @@
 """What collectors and sinks missed, as the verdict measures it: gaps in readings, lost sources, points not delivered."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvbench import units
@@ -11,6 +11,12 @@ from kvbench.evidence import Evidence, Measure
 def hired(evidence: Evidence) -> list[Mapping[str, Any]]:
     """The collectors of the run, as the manifest tells of them."""
     return list(evidence.manifest.get("collectors") or ())
+
+
+def whose(said: Mapping[str, Any], crew: Sequence[Mapping[str, Any]]) -> int:
+    """Which of the collectors (its place in the manifest) an event is of, -1: none. Those that share a source say it."""
+    first = next((at for at, told in enumerate(crew) if told.get("source") == said.get("source")), -1)
+    return int(said.get("collector", first))
 
 
 def collector_gap(evidence: Evidence) -> Measure:
@@ -37,13 +43,14 @@ def required_lost(evidence: Evidence) -> Measure:
 
 
 def _lost(evidence: Evidence, required: bool) -> Measure:
-    crew = [told for told in hired(evidence) if bool(told.get("required")) is required]
+    everyone = hired(evidence)
+    crew = {at: told for at, told in enumerate(everyone) if bool(told.get("required")) is required}
     if not crew:
         return Measure(None, 0, "none was asked for")
-    why = {str(told.get("source")): str(told["error"]) for told in crew if told.get("error")}
-    sources = {told.get("source") for told in crew}
-    why |= {str(e.data["source"]): str(e.data.get("reason")) for e in _said(evidence, "lost") if e.data.get("source") in sources}
-    return Measure(len(why), len(crew), note="; ".join(f"{source}: {reason}" for source, reason in why.items()))
+    why = {at: str(told["error"]) for at, told in crew.items() if told.get("error")}
+    why |= {at: str(e.data.get("reason")) for e in _said(evidence, "lost") if (at := whose(e.data, everyone)) in crew}
+    note = "; ".join(f"{crew[at].get('source')}: {reason}" for at, reason in sorted(why.items()))
+    return Measure(len(why), len(crew), note=note)
 
 
 def sink_loss(evidence: Evidence) -> Measure:

@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "counted": {"core", "evidence"},
     "losses": {"core", "units", "evidence"},
     "verdict": {"core", "units", "metrics", "evidence", "counted", "losses"},
-    "report": {"core", "units", "metrics", "evidence", "counted", "verdict", "stop"},
+    "report": {"core", "units", "metrics", "evidence", "counted", "losses", "verdict", "stop"},
     "report.changes": {"core", "metrics", "residuals"},
     "source": {"core"},
     "pulse": {"core", "clock"},

@@ -111,6 +111,8 @@ class Server:
                     async with asyncio.timeout(SLOW):
                         await answer.write(b"".join(lines[at : at + PART]))
                 await answer.write_eof()
+        except ConnectionError:
+            pass  # it left in the middle of its answer
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
     from kvbench.clock import Clock
     from kvbench.collect import Place
-    from kvbench.compose import Opened
     from kvbench.crew import Crew
+    from kvbench.run import Run
     from kvbench.scenario import Scenario
+    from kvbench.signals import Ear
     from kvbench.sink import Store
 
 
@@ -97,23 +98,53 @@ def _undisturbed(directory: Path, console: "Console") -> int:
 
 
 async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
-    """Open the target and run the scenario on this loop; returns the run directory. The report is another step."""
+    """Open the target and run the scenario on this loop; returns the run directory. The report is another step.
+
+    A signal that comes before the run begins raises SignalError once all that was opened is closed; later ones are the run's.
+    """
+    import asyncio
+
+    from kvbench.clock import Clock
+    from kvbench.signals import Ear, SignalError, ending
+
+    clock = Clock(asyncio.get_running_loop())
+    ear = Ear(lambda _: making.cancel())
+    making = asyncio.ensure_future(_made(scenario, console, quiet, clock, ear))
+    for number in ending():
+        clock.loop.add_signal_handler(number, ear.hear, number)
+    try:
+        run = await making
+    except asyncio.CancelledError:
+        if ear.number is None:
+            raise
+        raise SignalError(ear.number) from None
+    try:
+        await run.execute()
+    except BaseException:
+        await run.setup.target.aclose()  # what came to nothing before its first phase has a server all the same
+        raise
+    return run.journal.path
+
+
+async def _made(scenario: "Scenario", console: "Console", quiet: bool, clock: "Clock", ear: "Ear") -> "Run":
+    """The run with all that it needs, opened. Where that cannot be, or `ear` heard a signal, all of it is closed again."""
     import asyncio
     import sys
+    from contextlib import AsyncExitStack
     from dataclasses import replace
 
     from kvbench import baseline, compose, doubts, journal
-    from kvbench.clock import Clock, wall_time
+    from kvbench.clock import wall_time
     from kvbench.collect import Place
     from kvbench.endpoint import Http
     from kvbench.run import Run, Setup
     from kvbench.sink.console import GONE, VIEWS
     from kvbench.target.overheard import Overheard
 
-    clock = Clock(asyncio.get_running_loop())
-    opened = await _open(scenario, clock)
-    urls = scenario.target.addresses() if isinstance(scenario.target, Http) else ()
-    try:
+    async with AsyncExitStack() as open_ones:
+        opened = await compose.open_target(scenario, clock)
+        open_ones.push_async_callback(opened.target.aclose)
+        urls = scenario.target.addresses() if isinstance(scenario.target, Http) else ()
         nonce = compose.build_nonce(scenario)
         phases = compose.build_phases(scenario, nonce, opened.count, opened.facts)
         planned = baseline.planned(scenario, opened.facts)
@@ -122,49 +153,33 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
         server = opened.server
         if server is not None and scenario.target.launch.log is None:
             server.moved(path / "server.log")
-        place = Place(clock, path, urls, opened.facts, opened.headers, prompt=opened.prompt)
+        secrets = (*opened.headers.values(), *(server.secrets if server is not None else ()))
+        place = Place(clock, path, urls, opened.facts, opened.headers, prompt=opened.prompt, secrets=secrets)
         if server is not None:
             place = replace(place, server_log=server.log, session=server.session, unprofiled=server.unprofiled)
         crew = await _open_crew(scenario, place)
-        sinks = await _open_sinks(scenario, place, crew)
-    except BaseException:
-        await opened.target.aclose()
-        raise
-    opened.facts["warnings"] += [f"collector {told['source']}: {told['error']}" for told in crew.facts if told["error"]]
-    opened.facts["warnings"] += doubts.blind(scenario, {name for told in crew.facts for name in told.get("gives", ())})
-    view = VIEWS["quiet" if quiet else "live" if console.is_terminal else "plain"](console, len(phases), wall_time)
-    target = Overheard(opened.target, crew.listeners) if crew.listeners else opened.target
-    controls, windows = compose.build_controls(scenario, phases), scenario.windows
-    setup = Setup(
-        target=target, phases=phases, controls=controls, sinks=sinks, view=view, crew=crew,
-        length=windows.length, slide=windows.slide, slos=compose.build_slos(scenario),
-    )  # fmt: skip
-    log = journal.Journal(path)
-    log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv) | {"baseline": planned, "collectors": crew.facts})
-    if not quiet:
-        with suppress(*GONE):  # nobody reads it: the run and its files go on
-            _announce(scenario, opened.facts, path, console)
-    await Run(setup, clock, log).execute()
-    return path
-
-
-async def _open(scenario: "Scenario", clock: "Clock") -> "Opened":
-    """The target, asked what it is. A signal that comes meanwhile raises SignalError; later ones are the run's to hear."""
-    import asyncio
-
-    from kvbench import compose
-    from kvbench.signals import Ear, SignalError, ending
-
-    opening = asyncio.ensure_future(compose.open_target(scenario, clock))
-    ear = Ear(lambda _: opening.cancel())
-    for number in ending():
-        clock.loop.add_signal_handler(number, ear.hear, number)
-    try:
-        return await opening
-    except asyncio.CancelledError:
-        if ear.number is None:
-            raise
-        raise SignalError(ear.number) from None
+        open_ones.push_async_callback(crew.stop)
+        sinks = await _open_sinks(scenario, place)
+        for sink in sinks:
+            open_ones.push_async_callback(sink.aclose)
+        opened.facts["warnings"] += [f"collector {told['source']}: {told['error']}" for told in crew.facts if told["error"]]
+        opened.facts["warnings"] += doubts.blind(scenario, {name for told in crew.facts for name in told.get("gives", ())})
+        view = VIEWS["quiet" if quiet else "live" if console.is_terminal else "plain"](console, len(phases), wall_time)
+        target = Overheard(opened.target, crew.listeners) if crew.listeners else opened.target
+        controls, windows = compose.build_controls(scenario, phases), scenario.windows
+        setup = Setup(
+            target=target, phases=phases, controls=controls, sinks=sinks, view=view, crew=crew,
+            length=windows.length, slide=windows.slide, slos=compose.build_slos(scenario),
+        )  # fmt: skip
+        if ear.number is not None:  # a call that ended in the same instant may have taken the cancellation for itself
+            raise asyncio.CancelledError
+        log = journal.Journal(path)
+        log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv) | {"baseline": planned, "collectors": crew.facts})
+        if not quiet:
+            with suppress(*GONE):  # nobody reads it: the run and its files go on
+                _announce(scenario, opened.facts, path, console)
+        open_ones.pop_all()
+    return Run(setup, clock, log)
 
 
 async def _open_crew(scenario: "Scenario", place: "Place") -> "Crew":
@@ -179,7 +194,7 @@ async def _open_crew(scenario: "Scenario", place: "Place") -> "Crew":
         raise
 
 
-async def _open_sinks(scenario: "Scenario", at: "Place", crew: "Crew") -> "list[Store]":
+async def _open_sinks(scenario: "Scenario", at: "Place") -> "list[Store]":
     from kvbench import compose
     from kvbench.sink import SinkPlace
 
@@ -188,7 +203,6 @@ async def _open_sinks(scenario: "Scenario", at: "Place", crew: "Crew") -> "list[
     try:
         return await compose.open_sinks(scenario, place)
     except BaseException:
-        await crew.stop()
         with suppress(OSError):
             place.directory.rmdir()
         raise

@@ -4,21 +4,27 @@ Source: the names of torch.cuda.memory_stats (PyTorch's documentation), which a 
 """
 
 import asyncio
+import os
+import stat
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvbench.clock import Clock
 from kvbench.collect import Collector, CollectorError, Emit, Place
+from kvbench.collect.aside import aside
 from kvbench.collect.beat import Beat
+from kvbench.collect.scrape import parts
 from kvbench.core import Event, Sample, Window
 from kvbench.units import Span
 
+LONG: Final = 1 << 24  # bytes of an answer
 PATIENCE: Final = aiohttp.ClientTimeout(total=5)
+ODD: Final = (ValueError, RecursionError, aiohttp.ClientError)  # what an answer that is none of ours raises
 BYTES: Final = {
     "allocated": "allocated_bytes.all.current",
     "reserved": "reserved_bytes.all.current",
@@ -38,6 +44,13 @@ class Allocator(BaseModel):
     every: Span = Field(5.0, ge=0.1, description="how often it is read")
     required: bool = Field(False, description="true: losing it makes the run invalid")
 
+    @field_validator("stats")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value.startswith(("http://", "https://")) and "@" in value.split("://", 1)[1].split("/", 1)[0]:
+            raise ValueError("no password in the address: it would stand in the run's files")
+        return value
+
     def build(self, place: Place) -> Collector:
         return AllocatorCollector(self, place.clock)
 
@@ -56,7 +69,7 @@ class AllocatorCollector:
     async def open(self) -> dict[str, Any]:
         try:
             devices = await self._ask()
-        except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
+        except (OSError, TimeoutError, *ODD) as error:
             raise CollectorError(f"no memory_stats at {self.spec.stats}: {error or type(error).__name__}") from None
         return {"stats": self.spec.stats, "devices": len(devices), "every": self.spec.every}
 
@@ -78,9 +91,9 @@ class AllocatorCollector:
             async with self._session.get(self.spec.stats) as answer:
                 if answer.status != 200:
                     raise ValueError(f"HTTP {answer.status}")
-                data = await answer.read()
+                data = b"".join(await parts(answer, LONG))
         else:
-            data = await asyncio.to_thread(Path(self.spec.stats).read_bytes)
+            data = await asyncio.wait_for(aside(partial(_read, self.spec.stats)), PATIENCE.total)
         said = msgspec.json.decode(data)
         devices = said if isinstance(said, list) else [said]
         if not devices or not all(isinstance(each, dict) and any(name in each for name in BYTES.values()) for each in devices):
@@ -90,7 +103,7 @@ class AllocatorCollector:
     async def _read(self) -> None:
         try:
             devices = await self._ask()
-        except (ValueError, aiohttp.ClientError) as error:
+        except ODD as error:
             raise OSError(f"{self.spec.stats}: {error or type(error).__name__}") from None
         at = self.clock.now()
         for device, stats in enumerate(devices):
@@ -103,7 +116,7 @@ class AllocatorCollector:
         """An allocation that had to be tried again stops the server while memory is given back: worth an event."""
         for name in COUNTS.values():
             value, key = stats.get(name), f"{device}.{name}"
-            if isinstance(value, int):
+            if _number(value) is not None and isinstance(value, int):
                 before = self._retries.setdefault(key, value)
                 if value > before:
                     data = {"source": self.source, "what": name, "device": device, "more": value - before, "total": value}
@@ -119,8 +132,21 @@ def readings(stats: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
     for name, key in COUNTS.items():
         yield name, _number(stats.get(key))
     held, used = found["reserved"], found["allocated"]
-    yield "fragmentation", 1 - used / held if held and used is not None else None
+    yield "fragmentation", 1 - used / held if held and used is not None and used <= held else None
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """None where it is no count: memory is not negative, and not of so many bytes that no float holds them."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
+
+
+def _read(file: str) -> bytes:
+    """A plain file, no longer than LONG: what waits for a writer, or has no end, is none."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(22, "not a regular file", file)
+        data = opened.read(LONG + 1)
+    if len(data) > LONG:
+        raise OSError(27, f"longer than {LONG >> 20} MiB", file)
+    return data

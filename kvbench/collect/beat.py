@@ -47,6 +47,9 @@ class Beat:
         alive.cancel()
         await asyncio.wait({alive})
         await self._once()
+        now = self.clock.now()
+        if self._why and now - self._last > LATE * self.every:  # silent to the end: nothing came that would have told of it
+            self._silent(now)
         told = {"readings": self.readings, "failures": self.failures, "gaps": self.gaps, "longest_gap_s": self.longest}
         self._say("stopped", every_s=self.every, cost_s=self.cost, **told)
 
@@ -72,13 +75,16 @@ class Beat:
         finally:
             self.cost += cpu_time() - before
         now = self.clock.now()
-        missed = now - self._last
-        self.longest = max(self.longest, missed)
-        if missed > LATE * self.every:
-            self.gaps += 1
-            self._say("gap", start=self._last, end=now, periods=missed / self.every, reason=self._why)
+        self.longest = max(self.longest, now - self._last)
+        if now - self._last > LATE * self.every:
+            self._silent(now)
         self.readings += 1
         self._last, self._why = now, ""
+
+    def _silent(self, until: Seconds) -> None:
+        self.gaps += 1
+        self.longest = max(self.longest, until - self._last)
+        self._say("gap", start=self._last, end=until, periods=(until - self._last) / self.every, reason=self._why)
 
     def _say(self, state: str, **data: object) -> None:
         self._emit(Event(t=self.clock.now(), kind="collector", data={"source": self.source, "state": state, **data}))

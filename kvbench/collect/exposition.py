@@ -15,6 +15,7 @@ Labels = tuple[tuple[str, str], ...]
 """A series' labels, sorted by name."""
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*(?=[{ \t])")
+LONGEST = 1 << 16  # bytes of a line: what is longer would be joined, and read, in one piece
 _MOST = 200_000  # series whose heads are kept: a page whose labels change at every reading must not fill the memory
 
 
@@ -65,9 +66,10 @@ class Reader:
         for line in _lines(body):
             page.lines += 1
             page.size += len(line) + 1
+            line = line.lstrip(" \t") if line[:1] in (" ", "\t") else line
             if line[:1] == "#":
-                if line.startswith("# TYPE "):
-                    page.declared.add(line[7:].split(None, 1)[0])
+                if "TYPE" in line[:12] and len(words := line[1:].split(None, 2)) > 1 and words[0] == "TYPE":
+                    page.declared.add(words[1])
             elif line and not line.isspace():
                 found = _NAME.match(line)
                 if found is None and line[0] != "{":  # a name in quotes is none that is known
@@ -112,10 +114,20 @@ def families(text: str) -> list[Family]:
 
 def _lines(body: Iterable[bytes]) -> Iterator[str]:
     """The lines of a body that comes in parts of any size. What is not UTF-8 is replaced."""
-    rest = b""
+    rest: list[bytes] = []
+    size = 0
     for part in body:
-        *whole, rest = (rest + part).split(b"\n")
-        for line in whole:
-            yield line.decode("utf-8", "replace").rstrip("\r")
-    if rest:
-        yield rest.decode("utf-8", "replace").rstrip("\r")
+        for place, piece in enumerate(part.split(b"\n")):
+            if place:
+                yield _text(rest)
+                rest, size = [], 0
+            rest.append(piece)
+            size += len(piece)
+            if size > LONGEST:
+                raise NotAPageError(f"a line is longer than {LONGEST >> 10} KiB: {b''.join(rest)[:60]!r}")
+    if size:
+        yield _text(rest)
+
+
+def _text(parts: list[bytes]) -> str:
+    return b"".join(parts).decode("utf-8", "replace").rstrip("\r")

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from kvbench.collect.exposition import Labels, Page, Row
 from kvbench.collect.labels import Labeller, Spot
-from kvbench.collect.series import SUM, Buckets, Track, described
+from kvbench.collect.series import INF, SUM, Buckets, Track, described, whole
 from kvbench.collect.servers import EXPECTED, MEANINGS, SERVERS, Way
 
 APART = 256  # engines or devices that are told of one by one: a page of a hundred thousand must not fill the disk
+LARGEST = 1e30  # of a counter; what is beyond, below 0 or no number is no reading of one
 FULLEST = "kv_usage_fullest"  # beside the mean: what an engine that is alone in its trouble shows
 
 Series = tuple[str, Spot]
@@ -72,6 +73,7 @@ class Fleet:
         self._factors: dict[tuple[int, str], float] = {}
         self._histograms: dict[tuple[int, str], dict[Spot, Buckets]] = {}
         self._read = [False for _ in servers]
+        self._kinds: list[set[str]] = [set() for _ in servers]  # whose names were read on its pages
         self._told: dict[tuple[str, tuple[tuple[str, str], ...]], bool] = {}  # what was told of: had it a value?
         self._warned: set[str] = set()
 
@@ -81,20 +83,26 @@ class Fleet:
         yield
         happened: dict[Happened, list[str]] = {}
         for meaning, of in MEANINGS.items():
+            # new series began with the run's first page or since then; those of a page of another kind may have counted for long
+            before = self._kinds[server]
+            since = self._read[server] and (not before or meaning not in found or found[meaning].server in before)
             key, way = (server, meaning), found[meaning].way if meaning in found else None
+            if way is not None and way.times and not _factors(way, page):
+                way = None  # blocks of an unknown size
             if of.kind == "gauge":
                 self._gauges.pop(key, None)
                 if way is not None:
                     self._gauges[key] = self._gauge(meaning, way, page)
             elif way is not None or key in self._counters or key in self._histograms:
                 follow = self._counter if of.kind == "counter" else self._histogram
-                for each in follow(server, meaning, way or Way(()), page):
+                for each in follow(server, meaning, way or Way(()), page, since):
                     happened.setdefault(each, []).append(meaning)
             yield
         for (state, engine), metrics in happened.items():
             told = {"state": state, "labels": self.labels.shown(server, engine), "server": self.labels.servers[server]}
             self.events.append(told | {"metrics": metrics, "reason": _WHY[state]})
         self._read[server] = True
+        self._kinds[server] |= {source.server for source in found.values()}
 
     def _gauge(self, meaning: str, way: Way, page: Page) -> dict[Labels, float | None]:
         """By engine. Of the series of several processes (pid) the live one counts, which has the largest value."""
@@ -103,7 +111,7 @@ class Fleet:
         for engine, top in tops.items():
             bottom = bottoms.get(engine) if way.over else 1.0
             value = top / bottom * way.scale if bottom else None
-            if value is not None and not (math.isfinite(value) and (MEANINGS[meaning].unit != "share" or 0 <= value <= 1 + 1e-9)):
+            if value is not None and not _possible(value, MEANINGS[meaning].unit):
                 self._out_of_range(meaning, value)
                 value = None
             found[engine] = value
@@ -122,42 +130,46 @@ class Fleet:
             found[engine] = found.get(engine, 0.0) + value
         return found
 
-    def _counter(self, server: int, meaning: str, way: Way, page: Page) -> list[Happened]:
+    def _counter(self, server: int, meaning: str, way: Way, page: Page, since: bool) -> list[Happened]:
+        """since: a series that is new has counted since the page before, from 0."""
         now: dict[Series, float] = {}
         for name in way.add:
             for row in page.rows.get(name, ()):
-                if _counts(way, row) and math.isfinite(row.value):
+                if _counts(way, row) and 0 <= row.value < LARGEST:
                     series = name, self.labels.spot(meaning, row.labels)[0]
                     now[series] = max(now.get(series, 0.0), row.value)
-        times = [row.value for row in page.rows.get(way.times, ())]
         if way.add:
-            self._factors[server, meaning] = way.scale * (times[0] if times else 1.0)
+            self._factors[server, meaning] = way.scale * (_factors(way, page)[0] if way.times else 1.0)
         tracks = self._counters.setdefault((server, meaning), {})
         happened: dict[Happened, None] = {}
         engines = {spot.engine for _, spot in tracks}
         for series, value in now.items():
             engine = series[1].engine
             if series not in tracks:
-                tracks[series] = Track(0.0 if self._read[server] else value)
+                tracks[series] = Track(0.0 if since else value)
                 if self._read[server] and engine not in engines:
                     happened["appeared", engine] = None
             if tracks[series].read(value):
                 happened["reset", engine] = None
         return [*happened, *_gone([(spot, track) for (name, spot), track in tracks.items() if (name, spot) not in now])]
 
-    def _histogram(self, server: int, meaning: str, way: Way, page: Page) -> list[Happened]:
+    def _histogram(self, server: int, meaning: str, way: Way, page: Page, since: bool) -> list[Happened]:
         now: dict[Spot, dict[float, float]] = {}
         for name in way.add:
             for row in page.rows.get(f"{name}_bucket", ()):
                 spot, edge = self.labels.spot(meaning, row.labels)
-                now.setdefault(spot, {})[edge] = row.value
+                if edge == edge:
+                    now.setdefault(spot, {})[edge] = row.value
+            for row in page.rows.get(f"{name}_count", ()):
+                now.setdefault(self.labels.spot(meaning, row.labels)[0], {}).setdefault(INF, row.value)
             for row in page.rows.get(f"{name}_sum", ()):
                 now.setdefault(self.labels.spot(meaning, row.labels)[0], {})[SUM] = row.value
         series = self._histograms.setdefault((server, meaning), {})
         happened: dict[Happened, None] = {}
+        now = {spot: counts for spot, counts in now.items() if whole(counts, series[spot].last if spot in series else {})}
         for spot, counts in now.items():
             if spot not in series:
-                series[spot] = Buckets(None if self._read[server] else counts)
+                series[spot] = Buckets(None if since else counts)
             if series[spot].read(counts):
                 happened["reset", spot.engine] = None
         return [*happened, *_gone([(spot, each) for spot, each in series.items() if spot not in now])]
@@ -252,6 +264,16 @@ class Fleet:
         if meaning not in self._warned:
             self._warned.add(meaning)
             self.events.append({"state": "unsupported", "metric": meaning, "reason": f"{value:g} is out of range"})
+
+
+def _factors(way: Way, page: Page) -> list[float]:
+    """What one of its counts stands for, where that is a number."""
+    return [row.value for row in page.rows.get(way.times, ()) if 0 < row.value < LARGEST]
+
+
+def _possible(value: float, unit: str) -> bool:
+    """Only degrees may be below 0."""
+    return math.isfinite(value) and (value >= 0 or unit == "C") and (unit != "share" or value <= 1 + 1e-9)
 
 
 def _counts(way: Way, row: Row) -> bool:

@@ -19,7 +19,8 @@ SLOWLY: Final = 5  # a transient error in a row of so many readings is for good
 
 @dataclass
 class Gpu:
-    """One device, or one MIG instance. off: group -> why it is never read again. lost: why none is, "" while it lives."""
+    """One device, or one MIG instance. off: group -> why it is never read again. lost: why none is, "" while it lives. seen: when
+    it last told anything."""
 
     index: int
     uuid: str
@@ -28,6 +29,7 @@ class Gpu:
     mig: str = ""
     off: dict[str, str] = field(default_factory=dict)
     lost: str = ""
+    seen: Seconds | None = None
     due: dict[str, Seconds] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
@@ -100,7 +102,7 @@ class Gpus:
             gpu.due[group] = now + every
             try:
                 for name, value in ask(self.m, gpu.handle):
-                    gpu.values[name] = value
+                    gpu.values[name], gpu.seen = value, now
                     gpu.names.setdefault(group, set()).add(name)
                     yield group, name, value
                 gpu.failed.pop(group, None)
@@ -173,9 +175,14 @@ def _visible(text: str | None) -> list[int | str] | None:
     if text is None:
         return None
     words = [word.strip() for word in text.split(",") if word.strip()]
-    if words in (["-1"], ["NoDevFiles"], ["none"], ["void"]):
+    if words in (["NoDevFiles"], ["none"], ["void"]):
         return []
-    return [int(word) if word.isdigit() else word for word in words]
+    found: list[int | str] = []
+    for word in words:
+        if word.startswith("-"):
+            break  # CUDA sees what stands before the first that is none
+        found.append(int(word) if word.isdecimal() else word)
+    return found
 
 
 def _pick(every: Sequence[Gpu], wanted: int | str, names: str) -> Gpu:

@@ -81,18 +81,29 @@ class GpuThread:
             ended = self._end.is_set()
             before, cpu = stopwatch(), thread_time()
             now = self.clock.now()
-            items = list(self._read(now))
+            try:
+                items = list(self._read(now))
+            except Exception as error:  # a thread that dies says nothing
+                why = f"internal error: {type(error).__name__}: {error}"
+                self._hand_over([self._event(self.clock.now(), "lost", reason=why, readings=self.readings)])
+                return
             spent = (stopwatch() - before) / 1e9
             self.inside += spent
             self.cost += thread_time() - cpu
             items += self._kept_pace(last, now, spent)
             last = now
             self.readings += 1
-            self._loop.call_soon_threadsafe(self._take, items)
+            self._hand_over(items)
             if ended:
                 return
             due = max(due + self.every, self.clock.now())
             self._end.wait(max(0.0, due - self.clock.now()))
+
+    def _hand_over(self, items: list[Sample | Event]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._take, items)
+        except RuntimeError:
+            pass  # the loop is closed: the run did not wait for a call that hung
 
     def _read(self, now: Seconds) -> Iterator[Sample | Event]:
         for gpu in self.gpus.gpus:
@@ -112,7 +123,7 @@ class GpuThread:
                 continue
             self._said.add((gpu.uuid, group))
             state, metric = ("gpu_lost", "every metric") if not group else ("unsupported", f"{group} of GPU {gpu.index}")
-            yield self._event(now, state, metric=metric, reason=why, gpu=gpu.index, uuid=gpu.uuid, last=now)
+            yield self._event(now, state, metric=metric, reason=why, gpu=gpu.index, uuid=gpu.uuid, last=gpu.seen)
             yield Sample(t=now, name=f"gpu_{group or 'alive'}", value=None, source=self.source, labels=gpu.labels)
         if self.gpus.integrated(gpu):
             system = psutil.virtual_memory()

@@ -5,6 +5,7 @@ longer; a number that falls means a new publisher, whose cache is empty.
 """
 
 import asyncio
+import math
 from collections import deque
 from typing import Any, Final
 
@@ -22,6 +23,9 @@ LATE: Seconds = 1.0  # how long after its moment an event may still come
 PATIENCE: Seconds = 2.0  # for a replay
 SKEW: Seconds = 2.0  # of events, later than their own time, beyond which the server's clock is taken to be behind ours
 AHEAD: Seconds = 0.01  # the same before it
+STEP: Seconds = 10.0  # further behind its own time than any message before: the server's clock was set
+EVER: Seconds = 1e9  # further from ours no clock is
+AGAIN = 64  # messages of a publisher that are remembered, so that one which comes twice is known
 MARK: Final = 100_000  # messages that wait here before ZMQ drops some
 
 
@@ -48,6 +52,18 @@ class KvEvents(BaseModel):
         return KvEventsCollector(self, place)
 
 
+Sender = tuple[bytes, int]
+"""A publisher by its topic and rank: each numbers its messages."""
+
+
+class Stream:
+    """One publisher's numbers: the next one, and the latest messages by a hash."""
+
+    def __init__(self, number: int) -> None:
+        self.expected = number
+        self.seen: deque[tuple[int, int]] = deque(maxlen=AGAIN)
+
+
 class KvEventsCollector:
     """Look-ups need the prompts' token ids (`tokenizer: ids`, `api: completions`); else only what comes and goes is told."""
 
@@ -57,9 +73,10 @@ class KvEventsCollector:
         self.spec, self.place, self.required = spec, place, spec.required
         self.clock: Clock = place.clock
         self.residents = Residents()
-        self.messages = self.lost = self.replayed = self.restarts = self.broken = self.unknown = self.blind = 0
-        self._expected: int | None = None
-        self._ahead: deque[tuple[int, bytes]] = deque()  # came behind a hole that a replay is asked to fill
+        self.messages = self.lost = self.replayed = self.restarts = self.broken = self.unknown = self.blind = self.repeated = 0
+        self._streams: dict[Sender, Stream] = {}
+        self._ahead: deque[tuple[int, Batch]] = deque()  # came behind a hole that a replay is asked to fill
+        self._asking: Stream | None = None  # whose hole that is
         self._delay: Seconds = float("inf")  # the least of a message behind its own time
         self._live: dict[int, Seconds] = {}
         self._over: deque[Asked] = deque()  # answered, while events of theirs may still be on their way
@@ -111,10 +128,14 @@ class KvEventsCollector:
         for line in self.residents.until(float("inf")):
             self.emit(line)
         counted = {
-            name: getattr(self, name) for name in ("messages", "lost", "replayed", "restarts", "broken", "unknown", "blind")
+            name: getattr(self, name)
+            for name in ("messages", "lost", "replayed", "restarts", "broken", "unknown", "blind", "repeated")
         }
         self._say(
-            "account", **counted, unresolved=self.residents.unresolved, clock_offset_s=self._offset if self.messages else None
+            "account",
+            **counted,
+            unresolved=self.residents.unresolved,
+            clock_offset_s=self._offset if math.isfinite(self._delay) else None,
         )
 
     # ---- requests
@@ -159,49 +180,70 @@ class KvEventsCollector:
         if len(frames) != 3 or len(frames[1]) != 8:
             self.broken += 1
             return
-        number = int.from_bytes(frames[1], "big")
-        if self._expected is None or number == self._expected:
-            self._take(number, frames[2])
-        elif self._replaying is not None:
-            self._ahead.append((number, frames[2]))
-        elif number < self._expected:
-            self._restarted(number, frames[2])
+        number, batch = int.from_bytes(frames[1], "big"), self._batch(frames[2])
+        if batch is None:
+            for stream in self._streams.values():  # whose it is nobody knows; it is none that is missing
+                stream.expected += number == stream.expected
+            return
+        sender = frames[0], batch.rank
+        stream = self._streams.setdefault(sender, Stream(number))
+        mark = number, hash(frames[2])
+        if mark in stream.seen:
+            self.repeated += 1
+            return
+        stream.seen.append(mark)
+        if number == stream.expected:
+            self._take(stream, number, batch)
+        elif self._asking is stream:
+            self._ahead.append((number, batch))
+        elif number < stream.expected:
+            self._restarted(stream, number, batch)
         else:
-            self._missing(number, frames[2])
+            self._missing(stream, number, batch)
 
-    def _restarted(self, number: int, payload: bytes) -> None:
+    def _batch(self, payload: bytes) -> Batch | None:
+        try:
+            return read(payload)
+        except ValueError as error:
+            self.broken += 1
+            if self.broken == 1:
+                self._say("failing", reason=str(error))
+            return None
+
+    def _restarted(self, stream: Stream, number: int, batch: Batch) -> None:
         """Another publisher: nothing of the old one's cache is there any more."""
         self.restarts += 1
-        self._say("restarted", expected=self._expected, number=number)
-        for node in sorted(self.residents.nodes):
-            self.residents.change(self.clock.now(), node, Change("cleared"))
-        self._take(number, payload)
+        self._say("restarted", expected=stream.expected, number=number, rank=batch.rank)
+        self.residents.change(self.clock.now(), batch.rank, Change("cleared"))
+        self._take(stream, number, batch)
 
-    def _missing(self, number: int, payload: bytes) -> None:
-        assert self._expected is not None
-        self._ahead.append((number, payload))
-        if self.spec.replay is None:
-            self._give_up()
-        else:
-            self._replaying = asyncio.ensure_future(self._replay(self._expected, number))
+    def _missing(self, stream: Stream, number: int, batch: Batch) -> None:
+        if self.spec.replay is None or self._asking is not None:
+            self._hole(stream, number)
+            self._take(stream, number, batch)
+            return
+        self._ahead.append((number, batch))
+        self._asking = stream
+        self._replaying = asyncio.ensure_future(self._replay(stream, stream.expected, number))
 
     def _give_up(self) -> None:
         """Go on behind the hole."""
-        while self._ahead:
-            number, payload = self._ahead.popleft()
-            self._hole(number)
-            if number == self._expected:
-                self._take(number, payload)
+        stream, self._asking = self._asking, None
+        while self._ahead and stream is not None:
+            number, batch = self._ahead.popleft()
+            self._hole(stream, number)
+            if number == stream.expected:
+                self._take(stream, number, batch)
 
-    def _hole(self, number: int) -> None:
+    def _hole(self, stream: Stream, number: int) -> None:
         """What is missing before `number` is lost for good."""
-        missed = number - (self._expected or 0)
+        missed = number - stream.expected
         if missed > 0:
             self.lost += missed
-            self._say("missed", messages=missed, first=self._expected)
-            self._expected = number
+            self._say("missed", messages=missed, first=stream.expected)
+            stream.expected = number
 
-    async def _replay(self, first: int, until: int) -> None:
+    async def _replay(self, stream: Stream, first: int, until: int) -> None:
         """Ask for the messages from `first` on; those before `until` are what was missing."""
         socket = self._context.socket(self._zmq.DEALER)
         try:
@@ -217,10 +259,11 @@ class KvEventsCollector:
                 at = int.from_bytes(number, "big", signed=True)
                 if at < 0 or at >= until:
                     break
-                self._hole(at)
-                if at == self._expected:
+                batch = self._batch(payload)
+                self._hole(stream, at)
+                if at == stream.expected and batch is not None:
                     self.replayed += 1
-                    self._take(at, payload)
+                    self._take(stream, at, batch)
         except (self._zmq.ZMQError, ValueError) as error:
             self._say("failing", reason=f"replay from {self.spec.replay}: {error}")
         finally:
@@ -228,16 +271,9 @@ class KvEventsCollector:
             self._replaying = None
             self._give_up()
 
-    def _take(self, number: int, payload: bytes) -> None:
-        self._expected = number + 1
+    def _take(self, stream: Stream, number: int, batch: Batch) -> None:
+        stream.expected = number + 1
         self.messages += 1
-        try:
-            batch = read(payload)
-        except ValueError as error:
-            self.broken += 1
-            if self.broken == 1:
-                self._say("failing", reason=str(error))
-            return
         self.unknown += batch.ignored
         at = self._time(batch)
         for change in batch.changes:
@@ -246,7 +282,11 @@ class KvEventsCollector:
     def _time(self, batch: Batch) -> Seconds:
         """The batch's own time on the run's clock; where the two machines' clocks disagree, moved so that none comes early."""
         at, now = batch.time - self.clock.wall, self.clock.now()
-        self._delay = min(self._delay, now - at)
+        delay = now - at
+        if abs(delay) > EVER:
+            return now  # no time at all
+        if not self._delay <= delay <= self._delay + STEP:
+            self._delay = delay
         return min(now, at + self._offset)
 
     @property

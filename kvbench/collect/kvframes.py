@@ -50,7 +50,7 @@ def read(payload: bytes) -> Batch:
         said = _decode(payload)
         time, events, rank = float(said[0]), said[1], int((said[2] if len(said) > 2 else 0) or 0)
         changes = [_change(event) for event in events]
-    except (msgspec.DecodeError, TypeError, LookupError, ValueError, AttributeError, OverflowError) as error:
+    except (msgspec.DecodeError, TypeError, LookupError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a batch of KV events: {error}") from None
     if not math.isfinite(time):
         raise ValueError("not a batch of KV events: its time is not finite")
@@ -74,6 +74,8 @@ def _change(event: Any) -> Change | None:
     block, ids = int(fields["block_size"]), fields["token_ids"]
     if block < 1 or len(ids) != block * len(keys):
         raise ValueError(f"{len(ids)} token ids for {len(keys)} blocks of {block}")
+    if not all(type(one) is int for one in ids):
+        raise ValueError("token ids that are no integers")
     parent = fields.get("parent_block_hash")
     tokens = tuple(tuple(ids[at : at + block]) for at in range(0, len(ids), block))
     full = fields.get("kv_cache_spec_kind") in (None, "full_attention")

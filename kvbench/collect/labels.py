@@ -24,6 +24,7 @@ class Labeller:
         self.servers = servers
         self._spots: dict[tuple[bool, Labels], tuple[Spot, float]] = {}
         self._shown: dict[tuple[int, Labels], dict[str, str]] = {}
+        self._taken: set[frozenset[tuple[str, str]]] = set()
 
     def spot(self, meaning: str, labels: Labels) -> tuple[Spot, float]:
         """Where a series stands, and the upper edge of the bucket that it is."""
@@ -33,7 +34,7 @@ class Labeller:
             engine = tuple((key, value) for key, value in labels if (key in DEVICE if device else key not in _OTHERS))
             part = tuple((key, value) for key, value in labels if key in PARTS)
             given = dict(labels)
-            found = Spot(engine, part, given.get("pid", "")), float(given.get("le", "inf"))
+            found = Spot(engine, part, given.get("pid", "")), _edge(given.get("le", "inf"))
             self._spots[device, labels] = found
         return found
 
@@ -42,8 +43,17 @@ class Labeller:
         found = self._shown.get((server, engine))
         if found is None:
             head = {"server": self.servers[server]} if len(self.servers) > 1 else {}
-            found = head | {DEVICE.get(key, key): value for key, value in engine if key not in _MODEL}
-            if found in self._shown.values():
-                found = head | dict(engine)
+            found = {DEVICE.get(key, key): value for key, value in engine if key not in _MODEL} | head
+            if frozenset(found.items()) in self._taken:
+                found = dict(engine) | head
+            self._taken.add(frozenset(found.items()))
             self._shown[server, engine] = found
         return found
+
+
+def _edge(text: str) -> float:
+    """Not a number where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+_ENDLESS = re.compile(r"\((?:\?:)?(?:\\.|\[[^\]]*\]|[^()\\[\]])[+*]\)[+*]")  # such as (a+)+: a line can take it for ever
 Level = Literal["note", "warning", "harm"]
 
 
@@ -26,6 +27,8 @@ class LogRule(BaseModel):
             re.compile(text)
         except re.error as error:
             raise ValueError(f"not a regular expression: {error}") from None
+        if found := _ENDLESS.search(text):
+            raise ValueError(f"{found.group()} repeats a repetition, which can take hours over one line: repeat it once")
         return text
 
     @cached_property

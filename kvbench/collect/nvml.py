@@ -1,12 +1,13 @@
 """GPUs of this machine while the run goes on, read by a thread of their own: memory, power, energy, clocks, throttling."""
 
-import asyncio
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvbench.clock import Clock
 from kvbench.collect import Collector, Emit, Place
+from kvbench.collect.aside import aside
 from kvbench.collect.gpus import Gpus
 from kvbench.collect.gputhread import GpuThread, open_gpus
 from kvbench.core import Event, Sample, Seconds, Window
@@ -38,7 +39,7 @@ class NvmlCollector:
         self._thread: GpuThread | None = None
 
     async def open(self) -> dict[str, Any]:
-        self.gpus = await asyncio.to_thread(open_gpus, self.spec.gpus, self.clock.now())
+        self.gpus = await aside(partial(open_gpus, self.spec.gpus, self.clock.now()))
         every: Seconds = self.spec.every
         system = [gpu.labels["gpu"] for gpu in self.gpus.gpus if self.gpus.integrated(gpu)]
         told = {"every": every, "memory_source": dict.fromkeys(system, "system") or "device", "gives": ["gpu_memory"]}

@@ -16,7 +16,8 @@ from kvbench.collect.kvframes import Change
 from kvbench.core import CacheAccess, Seconds
 
 RESIDENT, EVICTED, RESET = 1, 2, 3
-ENTER, CHANGE, LEAVE = 0, 1, 2  # at one instant a request looks up before it makes room and stores
+ENTER, CHANGE, LEAVE = 0, 1, 2  # at one instant and place a request looks up before it makes room and stores
+LAST = 1 << 62  # behind all changes of an instant
 
 At = tuple[int, int]  # (node, group)
 
@@ -50,8 +51,10 @@ class Residents:
         self._next: dict[tuple[At, str | None, tuple[int, ...]], str] = {}  # (parent, tokens) -> key, as first told
         self._after: dict[tuple[At, str | None], dict[str, tuple[int, ...]]] = defaultdict(dict)  # key -> tokens, by parent
         self._stored: dict[tuple[At, str], list[Seconds]] = defaultdict(list)
-        self._line: list[tuple[Seconds, int, int, tuple[At, Change] | Visit]] = []  # a heap
+        self._line: list[tuple[Seconds, int, int, int, tuple[At, Change] | Visit]] = []  # a heap: instant, place in it, order
         self._count = 0
+        self._room: tuple[Seconds, int] | None = None  # where the changes begin that make room for what is stored next
+        self._places: dict[tuple[At, str, Seconds], int] = {}  # where that was, of what was stored
         self._state: dict[tuple[At, str], int] = {}
         self._parents: set[tuple[At, str | None]] = set()
         self._users: dict[tuple[At, str], int] = {}
@@ -63,15 +66,18 @@ class Residents:
     def change(self, t: Seconds, node: int, change: Change) -> None:
         at, before = (node, change.group), change.parent
         self.nodes.add(node)
+        began = self._room[1] if self._room is not None and self._room[0] == t else self._count + 1
+        self._room = (t, began) if change.kind != "stored" else None
         if change.kind == "stored" and change.tier == "gpu":
-            if change.full:
+            if change.full and change.keys:
                 self.blocks[change.group] = change.block
             for key, tokens in zip(change.keys, change.tokens, strict=True):
                 self._next[(at, before, tokens)] = key
                 self._after[(at, before)][key] = tokens
                 self._stored[(at, key)].append(t)
+                self._places.setdefault((at, key, t), began)
                 before = key
-        self._push(t, CHANGE, (at, change))
+        self._push(t, self._count + 1, CHANGE, (at, change))
 
     def asked(self, asked: Asked) -> None:
         """A request is over: its look-up in each group, on the node that stored for it, or that could have."""
@@ -83,12 +89,12 @@ class Residents:
             if len(keys) < full:
                 self.unresolved += 1
                 continue
-            mine = self._mine(at, keys, asked)
-            when = min(mine, default=asked.sent)
-            visit = Visit(asked.id, at, keys, None if asked.cached is None else min(full, asked.cached // block))
+            hits = None if asked.cached is None else min(full, asked.cached // block)
+            when, place = self._when(at, keys, hits or 0, asked)
+            visit = Visit(asked.id, at, keys, hits)
             visit.held = keys + self._own(at, keys[-1] if keys else None, tuple(asked.prompt[full * block :]), when, asked.ended)
-            self._push(when, ENTER, visit)
-            self._push(max(when, asked.ended), LEAVE, visit)
+            self._push(when, place, ENTER, visit)
+            self._push(max(when, asked.ended), LAST, LEAVE, visit)
 
     def _keys(self, at: At, prompt: Sequence[int], block: int, full: int) -> list[str]:
         keys: list[str] = []
@@ -102,30 +108,42 @@ class Residents:
 
     def _own(self, at: At, last: str | None, rest: tuple[int, ...], start: Seconds, end: Seconds) -> list[str]:
         """The blocks behind the prompt's full ones that were stored in [start, end]: they begin with the rest of the prompt."""
-        held: list[str] = []
+        held: dict[str, None] = {}  # a server may say that a block follows itself
         behind: list[str | None] = [last]
         while behind:
             before = behind.pop()
             for key, tokens in self._after.get((at, before), {}).items():
-                if tokens[: len(rest)] == rest and any(start <= t <= end for t in self._stored[(at, key)]):
-                    held.append(key)
+                if key in held or tokens[: len(rest)] != rest:
+                    continue
+                if any(start <= t <= end for t in self._stored[(at, key)]):
+                    held[key] = None
                     behind.append(key)
             rest = ()
-        return held
+        return list(held)
+
+    def _when(self, at: At, keys: Sequence[str], hits: int, asked: Asked) -> tuple[Seconds, int]:
+        """When it looked up, and where among the changes of that instant: requests of one step come in their own order. What it
+        did not find it had to store, at once; what it found was there, whoever had stored that."""
+        stored = [(t, self._places[(at, key, t)]) for key in keys[hits:] for t in self._times(at, key, asked)]
+        there = (self._stored[(at, key)][0] for key in keys[:hits])
+        return min(stored, default=(min(max([asked.sent, *there]), asked.ended), LAST))
 
     def _mine(self, at: At, keys: Sequence[str], asked: Asked) -> list[Seconds]:
         """When blocks of this chain were stored while the request was under way."""
-        return [t for key in keys for t in self._stored[(at, key)] if asked.sent <= t <= asked.ended]
+        return [t for key in keys for t in self._times(at, key, asked)]
 
-    def _push(self, t: Seconds, order: int, item: tuple[At, Change] | Visit) -> None:
+    def _times(self, at: At, key: str, asked: Asked) -> list[Seconds]:
+        return [t for t in self._stored[(at, key)] if asked.sent <= t <= asked.ended]
+
+    def _push(self, t: Seconds, place: int, order: int, item: tuple[At, Change] | Visit) -> None:
         self._count += 1
-        heapq.heappush(self._line, (t, order, self._count, item))
+        heapq.heappush(self._line, (t, place, order, self._count, item))
 
     # ---- in order of time
 
     def until(self, t: Seconds) -> Iterator[CacheAccess]:
         while self._line and self._line[0][0] < t:
-            now, order, _, item = heapq.heappop(self._line)
+            now, _, order, _, item = heapq.heappop(self._line)
             if isinstance(item, Visit):
                 yield from self._enter(now, item) if order == ENTER else self._leave(now, item)
             else:

@@ -45,7 +45,16 @@ class Scrape:
             async with asyncio.timeout(self.patience), self._ask() as answer:
                 if answer.status != 200:
                     raise NoPageError(f"{self.url} answers {answer.status}")
-                return await _parts(answer)
+                found = await parts(answer, LONG)
+                if (
+                    found
+                    and not found[-1].endswith(b"\n")
+                    and not {"Content-Length", "Transfer-Encoding"} & answer.headers.keys()
+                ):
+                    raise OSError(
+                        f"{self.url}: the page was cut off in a line"
+                    )  # a number of which digits are missing is a number
+                return found
         except TimeoutError:
             raise OSError(f"{self.url}: no page within {self.patience:g} s") from None
         except aiohttp.ClientError as error:
@@ -54,11 +63,11 @@ class Scrape:
     async def read(self, reader: Reader) -> Scraped:
         """The same, read."""
         asked = self.clock.now()
-        parts = await self.fetch()
+        body = await self.fetch()
         came = self.clock.now()
         page = Page()
         try:
-            held = await unhurried(reader.reading(parts, page))
+            held = await unhurried(reader.reading(body, page))
         except NotAPageError as error:
             raise NoPageError(f"{self.url}: {error}") from None
         return Scraped(page, (asked + came) / 2, came - asked, held)
@@ -107,12 +116,13 @@ async def find(scrapes: Sequence[Scrape], names: Collection[str]) -> tuple[Scrap
     raise OSError("; ".join(told))
 
 
-async def _parts(answer: aiohttp.ClientResponse) -> list[bytes]:
-    parts: list[bytes] = []
+async def parts(answer: aiohttp.ClientResponse, most: int) -> list[bytes]:
+    """A body as it comes. OSError where it is longer than `most` bytes."""
+    found: list[bytes] = []
     size = 0
     async for part in answer.content.iter_chunked(1 << 14):
-        parts.append(part)
+        found.append(part)
         size += len(part)
-        if size > LONG:
-            raise OSError(f"{answer.url}: the page is longer than {LONG >> 20} MiB")
-    return parts
+        if size > most:
+            raise OSError(f"{answer.url}: the answer is longer than {most >> 20} MiB")
+    return found

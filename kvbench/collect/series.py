@@ -1,5 +1,6 @@
 """Counters over a run: how much each series has grown, whatever restarts. A fall is a restart, after which it began at 0."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,10 +40,12 @@ class Buckets:
         self.here = True
 
     def read(self, now: Mapping[float, float]) -> bool:
-        """Take the next reading: cumulative counts by upper edge, and the sum under SUM. True: it had restarted.
+        """Take the next reading: cumulative counts by upper edge, and the sum under SUM where it is there. True: it had restarted.
 
         One fall among the counts means that all of them began anew: else they would not be cumulative any more.
         """
+        if SUM in self.last and SUM not in now:
+            now = {SUM: self.last[SUM], **now}
         fell = any(now.get(edge, 0.0) < value for edge, value in self.last.items() if edge != SUM)
         for edge, value in now.items():
             self.grown[edge] = self.grown.get(edge, 0.0) + (value if fell else value - self.last.get(edge, 0.0))
@@ -52,6 +55,15 @@ class Buckets:
 
 
 SUM = float("-inf")  # the edge under which a histogram's sum stands
+
+
+INF = float("inf")
+
+
+def whole(now: Mapping[float, float], before: Mapping[float, float]) -> bool:
+    """Is this all of a histogram, with nothing in it that is no count, and every bucket that it had `before`?"""
+    counts = all(math.isfinite(value) and (value >= 0 or edge == SUM) for edge, value in now.items())
+    return counts and INF in now and all(edge in now for edge in before if edge != SUM)
 
 
 class Bounds(NamedTuple):

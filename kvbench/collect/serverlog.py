@@ -1,10 +1,10 @@
 """A server's own log, followed while the run goes on: memory running out, preemptions, restarts, pauses, each with its line."""
 
-import asyncio
 import os
 import re
 import stat
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,14 +15,21 @@ from kvbench.clock import Clock
 from kvbench.collect import Collector, CollectorError, Emit, Place
 from kvbench.collect.beat import Beat
 from kvbench.collect.logrules import LogRule, first
+from kvbench.collect.scrape import unhurried
 from kvbench.core import Event, Sample, Window
 from kvbench.units import Span
 
 MOST: Final = 1 << 20  # bytes read at once; what is beyond waits for the next reading
 LONGEST: Final = 4096  # characters of a line that are looked at
+SHOWN: Final = 500  # characters of it that are kept
+KEY: Final = 8  # characters from which a part of a header may be a key
 TOLD: Final = 20  # events of one rule that are told in one reading; the rest are counted
-KEYED = r"(?i)((?:api[_-]?key|authorization|token|password|secret)\w*['\"]?\s*[:= ]\s*|bearer\s+)"
-SECRET: Final = re.compile(KEYED + r"(?:bearer\s+)?['\"\[(]*[^\s'\",\])]{6,}")
+KEYED = (  # every repetition is bounded: a line of blanks behind such a word must not take long
+    r"((?:api[_-]?key|authorization|token|password|secret)\w{0,40}['\"]?\s{0,8}(?:[:= ]|%3D)\s{0,8}(?:b?['\"])?"
+    r"(?:(?:bearer|basic|token)\s{1,8})?|bearer\s{1,8})(?:\w{1,24}\()?['\"\[(]{0,8}[^\s'\",\])]{6,}"
+)
+PLAIN = r"(?<=://)[^\s/@]{1,200}(?=@)|\b(?:sk-|hf_|gh[opsu]_|xox[abp]-)[\w-]{8,}"  # a login in an address; keys by their form
+SECRET: Final = re.compile(f"(?i){KEYED}|{PLAIN}")
 
 
 class ServerLog(BaseModel):
@@ -44,7 +51,7 @@ class ServerLog(BaseModel):
 
     def build(self, place: Place) -> Collector:
         file = self.file or place.server_log
-        return ServerLogCollector(self, place.clock, file)
+        return ServerLogCollector(self, place.clock, file, place.headers.values())
 
 
 class ServerLogCollector:
@@ -52,15 +59,17 @@ class ServerLogCollector:
 
     source = "server_log"
 
-    def __init__(self, spec: ServerLog, clock: Clock, file: Path | None) -> None:
+    def __init__(self, spec: ServerLog, clock: Clock, file: Path | None, hidden: Collection[str] = ()) -> None:
         self.clock, self.required, self.file = clock, spec.required, file
         known = [LogRule.model_validate(rule) for name in spec.profiles for rule in profile.read("logs", name)["rules"]]
         self.rules = [*spec.rules, *known]
         self.beat = Beat(self.source, clock, spec.every, self._read)
         self.counts: Counter[str] = Counter()
         self.lines = 0
-        self._descriptor, self._inode = -1, 0
+        self._descriptor, self._file = -1, (0, 0)
         self._rest = b""
+        self._lines: deque[bytes] = deque()  # read, and not looked at yet
+        self._secrets = [part for value in hidden for part in value.split() if len(part) >= KEY]
 
     async def open(self) -> dict[str, Any]:
         if self.file is None:
@@ -81,7 +90,7 @@ class ServerLogCollector:
             raise OSError(22, "not a regular file")
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._inode, self._rest = descriptor, found.st_ino, b""
+        self._descriptor, self._file, self._rest = descriptor, (found.st_dev, found.st_ino), b""
 
     def start(self, emit: Emit) -> None:
         self.emit = emit
@@ -92,8 +101,9 @@ class ServerLogCollector:
 
     async def stop(self) -> None:
         await self.beat.stop()
-        if self._rest:
-            self._take(b"\n", self.clock.now(), Counter())  # a last line without its end
+        self._split(b"\n")  # a last line without its end
+        for _ in self._take(self.clock.now(), Counter()):
+            pass
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -101,16 +111,18 @@ class ServerLogCollector:
     async def _read(self) -> None:
         """What was written since the reading before; after a rotation, the rest of the old file and all of the new one."""
         at, told = self.clock.now(), Counter[str]()
+        await unhurried(self._take(at, told))  # what a reading that was broken off has left
         while data := os.read(self._descriptor, MOST):
-            self._take(data, at, told)
-            await asyncio.sleep(0)
-        self._turn(at, told)
+            self._split(data)
+            await unhurried(self._take(at, told))
+        self._turn(at)
+        await unhurried(self._take(at, told))
         for name, n in told.items():
             if n > TOLD:
                 self._tell(at, {"rule": name, "more": n - TOLD, "why": f"only {TOLD} of one rule are told per reading"})
             self.emit(Sample(t=at, name=f"log_{name}_total", value=self.counts[name], source=self.source))
 
-    def _turn(self, at: float, told: "Counter[str]") -> None:
+    def _turn(self, at: float) -> None:
         """Follow the name to another file, or back to the start of one that was cut off."""
         assert self.file is not None
         try:
@@ -118,7 +130,8 @@ class ServerLogCollector:
         except FileNotFoundError:
             return  # between two files of a rotation
         here = os.lseek(self._descriptor, 0, os.SEEK_CUR)
-        if named.st_ino != self._inode:
+        if (named.st_dev, named.st_ino) != self._file:
+            self._split(os.read(self._descriptor, MOST) + b"\n")  # its last line may have no end
             self._reopen()
         elif named.st_size < here:
             os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -126,12 +139,18 @@ class ServerLogCollector:
         else:
             return
         self._tell(at, {"rule": "rotated", "level": "note"})
-        self._take(os.read(self._descriptor, MOST), at, told)
+        self._split(os.read(self._descriptor, MOST))
 
-    def _take(self, data: bytes, at: float, told: "Counter[str]") -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._rest = self._rest[-MOST:]
-        for raw in lines:
+    def _split(self, data: bytes) -> None:
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[:LONGEST]  # nobody looks at more of a line
+        self._lines += lines
+
+    def _take(self, at: float, told: "Counter[str]") -> Iterator[None]:
+        """Look at what was read, line by line."""
+        while self._lines:
+            yield
+            raw = self._lines.popleft()
             self.lines += 1
             line = raw[:LONGEST].decode(errors="replace").rstrip()
             match = first(self.rules, line)
@@ -141,13 +160,14 @@ class ServerLogCollector:
             self.counts[name] += 1
             told[name] += 1
             if told[name] <= TOLD:
-                text = {"rule": name, "level": match.rule.level, "line": _blotted(line)[:500], "number": self.lines}
+                text = {"rule": name, "level": match.rule.level, "line": self._blotted(line), "number": self.lines}
                 self._tell(at, {**text, "values": match.values} if match.values else text)
 
     def _tell(self, at: float, data: dict[str, Any]) -> None:
         self.emit(Event(t=at, kind="server_log", data=data))
 
-
-def _blotted(line: str) -> str:
-    """Servers print their arguments, and with them keys."""
-    return SECRET.sub(r"\1[...]", line)
+    def _blotted(self, line: str) -> str:
+        """Servers print their arguments, and with them keys; the one that we ask them with too."""
+        for secret in self._secrets:
+            line = line.replace(secret, "[...]")
+        return SECRET.sub(r"\1[...]", line[: 2 * SHOWN])[:SHOWN]

@@ -1,12 +1,13 @@
 """How a server is set up, as far as it says: blocks, their size, tokens of KV cache, context, version. For the manifest."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
 from kvbench.collect.exposition import Page
-from kvbench.collect.scrape import UNANSWERED, Headers
+from kvbench.collect.scrape import LONG, UNANSWERED, Headers, parts
 from kvbench.collect.servers import CONFIG
 
 _INFO = "vllm:cache_config_info"
@@ -56,8 +57,8 @@ async def asked(session: aiohttp.ClientSession, base: str, headers: Headers, kin
         path, keys = _ASKED[kind]
         try:
             async with session.get(base + path, allow_redirects=False, headers=headers) as answer:
-                said = await answer.json(content_type=None) if answer.status == 200 else None
-        except (*UNANSWERED, ValueError):
+                said = json.loads(b"".join(await parts(answer, LONG))) if answer.status == 200 else None
+        except (*UNANSWERED, ValueError, RecursionError):
             continue
         if isinstance(said, dict):
             flat = {**said, **(said.get("default_generation_settings") or {})} if kind == "llamacpp" else said

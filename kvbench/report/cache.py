@@ -35,6 +35,11 @@ def engine(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str,
     return found
 
 
+def second(sample: Sample) -> bool:
+    """Of the whole target like the readings without labels, by another collector that also tells it (crew.py)."""
+    return sample.labels.keys() == {"collector"}
+
+
 Series = dict[str, tuple[Floats, Floats]]
 
 
@@ -48,7 +53,7 @@ def _series(samples: Sequence[Sample], name: str) -> tuple[Series, Series]:
     """The same, and beside it the engines that such a series stands for."""
     rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for sample in samples:
-        if sample.name == name and sample.value is not None and sample.source not in APART:
+        if sample.name == name and sample.value is not None and sample.source not in APART and not second(sample):
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
             rows.setdefault((sample.source, labels), []).append((sample.t, sample.value))
     whole: Series = {}

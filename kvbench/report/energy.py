@@ -21,11 +21,11 @@ def energy(
     the devices drew before the run had begun; None where nobody measured it.
     """
     modelled = target.get("kind") == "sim"
-    counted = cache.counter(samples, "energy_total" if modelled else "gpu_energy_j_total", start, end)
+    counted = _counted(samples, "energy_total" if modelled else "gpu_energy_j_total", start, end)
     power = drawn_power(samples, start, end)
     row: dict[str, Any] = {"modelled": modelled, "idle_power": idle, "power": power["mean"]}
-    if counted["value"] is None or end - start < LEAST:
-        reason = counted["reason"] or f"the interval is shorter than {units.duration(LEAST)}"
+    reason = counted["reason"] or _unusable(counted, end - start, modelled)
+    if reason:
         return row | {"joules": None, "reason": reason}
     joules = counted["value"]
     drawn = joules - idle * (end - start) if isinstance(idle, (int, float)) else None
@@ -44,10 +44,51 @@ def energy(
     }
 
 
+def _unusable(counted: Mapping[str, Any], length: Seconds, modelled: bool) -> str:
+    """Why a difference of the counter says nothing of the interval; "" where it does."""
+    if length < LEAST:
+        return f"the interval is shorter than {units.duration(LEAST)}"
+    return "" if modelled or not counted["resets"] else "the energy counter went backwards: the driver was loaded anew"
+
+
 def drawn_power(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str, Any]:
     """W, all devices of the target summed: the embedded engine's model, else what NVML, an agent or a DCGM exporter read."""
     modelled = cache.gauge(samples, "power", start, end)
-    return modelled if modelled["mean"] is not None or "series" in modelled else cache.gauge(samples, "gpu_power_w", start, end)
+    if modelled["mean"] is not None or "series" in modelled:
+        return modelled
+    whole = cache.gauge(samples, "gpu_power_w", start, end)
+    devices = _devices(samples, "gpu_power_w")
+    means = [cache.gauge(own, "gpu_power_w", start, end)["mean"] for own in devices.values()]
+    if not means:
+        return whole
+    known = all(mean is not None for mean in means)
+    told = {"n": sum(map(len, devices.values())), "reason": None if known else "a device did not tell its power all the time"}
+    return {"mean": sum(means) if known else None, "max": None, **told}
+
+
+def _counted(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds) -> dict[str, Any]:
+    devices = _devices(samples, name)
+    if not devices:
+        return cache.counter(samples, name, start, end)
+    rows = [cache.counter(own, name, start, end) for own in devices.values()]
+    if any(row["value"] is None for row in rows):
+        return {"value": None, "n": 0, "resets": 0, "reason": "a device did not tell its energy all the time"}
+    return {name: sum(row[name] for row in rows) for name in ("value", "n", "resets")} | {"reason": None}
+
+
+def _devices(samples: Sequence[Sample], name: str) -> dict[str, list[Sample]]:
+    """Of each device its readings, as the first source told them, where several collectors (agents of two machines, NVML and an
+    exporter) spoke for the target: nothing where one did. No device is counted twice, whoever reads it."""
+    if not any(sample.name == name and cache.second(sample) for sample in samples):
+        return {}
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        uuid = sample.labels.get("uuid")
+        if sample.name == name and uuid and "mig" not in sample.labels:
+            own = found.setdefault(uuid, [])
+            if not own or (own[0].source == sample.source and own[0].labels == sample.labels):
+                own.append(sample)
+    return found
 
 
 def rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -24,6 +24,7 @@ def warnings(summary: dict[str, Any], files: RunFiles) -> list[str]:
         *captures.notes(summary["captures"]),
         *_target(summary),
         *_rules(summary),
+        *_shared(summary),
         *_loops(summary),
         *_stream(summary),
         *_lengths(summary),
@@ -87,6 +88,14 @@ def _rules(summary: dict[str, Any]) -> list[str]:
         elif checks and unread > BLIND * checks:
             lines.append(f"the stop rule {row['rule']} had nothing to judge at {unread} of {checks} checks: {row['why']}")
     return lines
+
+
+def _shared(summary: dict[str, Any]) -> list[str]:
+    """GPUs without memory of their own: what gpu_memory then is of."""
+    told = [row["facts"].get("memory_source") for row in summary["telemetry"]["collectors"]]
+    gpus = ", ".join(sorted(gpu for sources in told if isinstance(sources, dict) for gpu in sources))
+    judged = "gpu_memory, and every rule on it, is of the system's memory"
+    return [f"GPU {gpus} has no memory of its own: {judged}"] if gpus else []
 
 
 def _loops(summary: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 
 from kvbench import units
 from kvbench.core import Event
+from kvbench.losses import whose
 from kvbench.report import captures
 from kvbench.report.files import RunFiles
 from kvbench.report.text import block, pairs
@@ -20,10 +21,11 @@ MOST = 6  # names in a row for people
 
 def telemetry(files: RunFiles) -> dict[str, Any]:
     """collectors: by source what they could and could not tell; happened: counts of what they saw; sinks: their accounts."""
-    said: dict[Any, list[Event]] = {}
+    crew = files.manifest.get("collectors") or ()
+    said: dict[int, list[Event]] = {}
     for event in files.all("collector"):
-        said.setdefault(event.data.get("source"), []).append(event)
-    rows = [_collector(told, said.get(told.get("source"), [])) for told in files.manifest.get("collectors") or ()]
+        said.setdefault(whose(event.data, crew), []).append(event)
+    rows = [_collector(told, said.get(at, [])) for at, told in enumerate(crew)]
     happened = Counter(str(event.data.get("rule") or event.data.get("what")) for kind in HAPPENED for event in files.all(kind))
     for event in files.all("server_log"):
         happened[str(event.data.get("rule"))] += int(event.data.get("more") or 1) - 1

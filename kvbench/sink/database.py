@@ -3,6 +3,7 @@
 import base64
 import http.client
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple, Protocol
@@ -65,7 +66,7 @@ class V1:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname or "", parts.port, timeout=timeout)
         self._path = f"{parts.path.rstrip('/')}/write?{urlencode({'db': database, 'precision': 'ns'}, quote_via=quote)}"
-        self._secret = token
+        self._secrets = _hidden(token)
         self._headers = {"Content-Type": "text/plain; charset=utf-8"}
         if token is not None and ":" in token:
             self._headers["Authorization"] = f"Basic {base64.b64encode(token.encode()).decode()}"
@@ -86,7 +87,7 @@ class V1:
         said = answer.read(1 << 16)
         if answer.will_close:
             self._connection.close()
-        return Reply(answer.status, _said(said, self._secret), _seconds(answer.getheader("Retry-After")))
+        return Reply(answer.status, _said(said, self._secrets), _seconds(answer.getheader("Retry-After")))
 
     def close(self) -> None:
         self._connection.close()
@@ -98,7 +99,7 @@ class V2:
     def __init__(self, url: str, bucket: str, org: str, token: str | None, timeout: Seconds) -> None:
         client, write_options = _package()
         self._errors = _failures()
-        self._bucket, self._org, self._secret = bucket, org, token
+        self._bucket, self._org, self._secrets = bucket, org, _hidden(token)
         self._client = client(url=url.rstrip("/"), token=token, org=org, timeout=max(1, round(timeout * 1000)))
         self._writer = self._client.write_api(write_options=write_options)
         self.where = f"{url.rstrip('/')}/api/v2/write?bucket={bucket}" + (f"&org={org}" if org else "")
@@ -111,7 +112,7 @@ class V2:
             if not status:
                 return Reply(None, _why(error))
             headers = getattr(error, "headers", None) or {}
-            said = _said(getattr(error, "body", None) or b"", self._secret)
+            said = _said(getattr(error, "body", None) or b"", self._secrets)
             return Reply(int(status), said, _seconds(headers.get("Retry-After")))
         return Reply(204)
 
@@ -143,7 +144,16 @@ def _why(error: Exception) -> str:
     return str(error).rpartition(">: ")[2].rpartition("object at 0x")[2].strip() or type(error).__name__
 
 
-def _said(body: bytes | str, secret: str | None) -> str:
+def _hidden(token: str | None) -> list[str]:
+    """What of a token no answer may repeat into our files: all of it, a login's password, and the form in which that is sent."""
+    if not token:
+        return []
+    password = token.partition(":")[2]
+    coded = base64.b64encode(token.encode()).decode()
+    return [text for text in (token, coded, coded.rstrip("="), password) if len(text) > 2]
+
+
+def _said(body: bytes | str, secrets: Sequence[str]) -> str:
     """What an answer says is wrong, on one line, without our token where it repeats that."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
     try:
@@ -152,7 +162,7 @@ def _said(body: bytes | str, secret: str | None) -> str:
     except ValueError:
         pass  # not JSON: the text itself
     text = " ".join(text.split())
-    if secret:
+    for secret in secrets:
         text = text.replace(secret, "***")
     return text if len(text) <= _SAID else f"{text[:_SAID]}…"
 

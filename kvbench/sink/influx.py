@@ -82,9 +82,11 @@ class Influx(BaseModel):
 
     def connect(self) -> Database:
         """Nothing is sent yet."""
-        token = os.environ.get(self.token_env) if self.token_env else None
+        token = os.environ.get(self.token_env, "").strip() if self.token_env else None  # a file's last line feed is no part of it
         if self.token_env and not token:
             raise SinkError(f"influx: the environment variable {self.token_env} (token_env) is not set or empty")
+        if token and not (token.isprintable() and (token.isascii() or (self.mode == "v1" and ":" in token))):
+            raise SinkError(f"influx: the environment variable {self.token_env} (token_env) holds characters that no token has")
         try:
             if self.mode == "v1":
                 return V1(self.url, self.database, token, self.timeout)

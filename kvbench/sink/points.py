@@ -17,7 +17,7 @@ from kvbench.sink.lines import Moments, count, escaped, nanos, number, tag, text
 CAP = 1000  # values that a tag may have in a run; more would be a series each, which is what fills a database
 RUN_TAGS = ("run", "scenario", "model", "engine")  # of every point
 ITEM_TAGS = (  # what an item may add
-    "class", "gpu", "host", "kind", "mig", "node", "outcome", "phase", "replica", "server", "source", "uuid",
+    "class", "collector", "gpu", "host", "kind", "mig", "node", "outcome", "phase", "replica", "server", "source", "uuid",
 )  # fmt: skip
 MANY = 10 * CAP  # series that are kept ready
 NEAR, FAR = 64, 4096  # points of a series that may come in another order than their instants: readings; requests

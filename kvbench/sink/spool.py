@@ -37,7 +37,7 @@ class Spool:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.lines = self.acked = self.dead = 0
-        self._segment, self._offset = _read_ack(directory / "ack")
+        self._segment, self._offset = self._acknowledged()
         self._marks = deque([Mark(0, self._segment, self._offset, 0, 0)])  # the first of them is settled
         self._last = max(self._numbers(), default=self._segment)
         self._fd = -1  # of the last segment; opened when there is something to append
@@ -155,17 +155,21 @@ class Spool:
             os.close(fd)
         return data[: data.rfind(b"\n") + 1]
 
+    def _acknowledged(self) -> tuple[int, int]:
+        """(segment, offset) by the file `ack`; the beginning where there is none, it is damaged, or it names no end of a line."""
+        begin = min(self._numbers(), default=1), 0
+        try:
+            segment, offset = (int(part) for part in (self.directory / "ack").read_text().split())
+            if segment < 1 or offset < 0:
+                return begin
+            with self._path(segment).open("rb") as file:
+                file.seek(max(0, offset - 1))
+                return (segment, offset) if not offset or file.read(1) == b"\n" else begin
+        except (OSError, ValueError, OverflowError):
+            return begin
+
     def _numbers(self) -> list[int]:
         return sorted(int(path.stem) for path in self.directory.glob("*.lp") if path.stem.isdigit())
 
     def _path(self, number: int) -> Path:
         return self.directory / f"{number:06d}.lp"
-
-
-def _read_ack(path: Path) -> tuple[int, int]:
-    """(segment, offset); the beginning where there is none or it is damaged."""
-    try:
-        segment, offset = (int(part) for part in path.read_text().split())
-    except (OSError, ValueError):
-        return 1, 0
-    return (segment, offset) if segment >= 1 and offset >= 0 else (1, 0)

@@ -59,7 +59,8 @@ def test_j02_an_nvml_that_does_not_start_is_one_warning_unless_required(
 
 
 def test_j03_a_gpu_lost_in_the_run_is_flagged_and_the_other_goes_on(fake: Fake, tmp_path: Path) -> None:
-    fake.say({"count": 2, "power": 0, "energy.ret": 3})
+    """Memory is not supported, power reads 0, there is no energy counter: nulls with reasons, and 0 W is a reading."""
+    fake.say({"count": 2, "power": 0, "energy.ret": 3, "mem.ret": 3})
 
     async def pull() -> None:
         await asyncio.sleep(1)
@@ -70,6 +71,12 @@ def test_j03_a_gpu_lost_in_the_run_is_flagged_and_the_other_goes_on(fake: Fake, 
     files = load_run(run.directory)
     (lost,) = [event for event in files.all("collector") if event.data["state"] == "gpu_lost"]
     assert lost.data["gpu"] == 0
+    assert 0.5 < lost.data["last"] < lost.t, "its last time is on record"
+    silent = run.summary["telemetry"]["collectors"][0]["unsupported"]
+    for metric in ("memory of GPU 1", "energy of GPU 1"):
+        assert silent[metric] == "Not Supported"
+    told = {name: {s.value for s in files.samples if s.name == name} for name in ("gpu_memory", "gpu_energy", "gpu_power_w")}
+    assert told == {"gpu_memory": {None}, "gpu_energy": {None}, "gpu_power_w": {0.0}}
     alive = [sample.t for sample in files.samples if sample.labels.get("gpu") == "1" and sample.value is not None]
     assert max(alive) > lost.t + 0.5
     assert run.code == 0

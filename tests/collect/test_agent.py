@@ -20,7 +20,7 @@ from kvbench.collect import CollectorError, Place
 from kvbench.collect.agent import Agent as Spec
 from kvbench.collect.agent import AgentCollector
 from kvbench.collect.gputhread import open_gpus
-from kvbench.collect.peer import Bearing
+from kvbench.collect.peer import Bearing, Peer
 from kvbench.collect.prometheus import Prometheus
 from kvbench.core import CacheAccess, Event, Sample
 from tests.collect.fake_nvml import Fake
@@ -210,6 +210,23 @@ def test_a_clock_that_drifts_is_told_and_taken_out(fake: Fake) -> None:
     told = asyncio.run(work())
     (end,) = states(told, "clock")
     assert end["drift_s"] == pytest.approx(0.050, abs=0.005 + 2 * end["error_s"])
+
+
+def test_of_eight_exchanges_the_one_with_the_shortest_round_trip_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another instance in between is another clock: what was asked of the one before says nothing."""
+
+    def asked(errors: list[int], instances: str) -> Bearing:
+        given = (Bearing(name, n, 1000 + n, error) for n, (error, name) in enumerate(zip(errors, instances, strict=True)))
+        peer = Peer(None, "http://h:1")  # type: ignore[arg-type]
+
+        async def exchange() -> Bearing:
+            return next(given)
+
+        monkeypatch.setattr(peer, "_exchange", exchange)
+        return asyncio.run(peer.bearing())
+
+    assert asked([9, 4, 7, 2, 8, 3, 5, 6], "aaaaaaaa") == ("a", 3, 1003, 2)
+    assert asked([1, 4, 7, 2, 8, 3, 5, 6], "aaaabbbb") == ("b", 5, 1005, 3)
 
 
 def test_a_ring_forgets_what_is_too_old_and_never_grows_too_large() -> None:

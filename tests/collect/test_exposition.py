@@ -75,7 +75,7 @@ def test_random_pages_in_parts_of_any_size(text: str, cuts: list[int]) -> None:
 def test_times_exemplars_and_infinities() -> None:
     lines = ['a{x="}"} 1 1700000000000', "b\t2", 'c{x="1"} +Inf', "d NaN", 'e{le="1"} 5 # {trace="}"} 0.7', ""]
     found = {name: value for name, _, value in by_us(Reader(None), "\r\n".join(lines).encode())}
-    assert found["a"], found["b"] == (1, 2)
+    assert (found["a"], found["b"]) == (1, 2)
     assert found["c"] == math.inf
     assert math.isnan(found["d"])
     assert found["e"] == 5

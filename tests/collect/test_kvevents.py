@@ -118,6 +118,51 @@ def test_reasons_are_those_of_the_moment() -> None:
     assert [line.t for line in lines] == sorted(line.t for line in lines)
 
 
+def looked(residents: Residents) -> list[tuple[float, int, str, str]]:
+    """(when, job, key's first letter and hit or miss, reason)."""
+    found = [line for line in residents.until(100.0) if line.op in ("hit", "miss")]
+    return [(line.t, line.job, f"{line.key[0]} {line.op}", line.reason) for line in found]
+
+
+A, B, C, X = ("a" * 16,), ("b" * 16,), ("c" * 16,), ("f" * 16,)
+FIRST = Change("stored", A + B, None, ((1, 2), (3, 4)), 2)  # of prompt 1 2 3 4 9
+SECOND = Change("stored", C, A[0], ((5, 6),), 2)  # what prompt 1 2 5 6 9 has to store beside it
+
+
+def test_what_another_request_stored_does_not_say_when_this_one_looked_up() -> None:
+    """Job 2 waits while job 1 stores their common block, and is let in at 3 s: then the block is known to have another behind it."""
+    residents = Residents()
+    residents.change(1.0, 0, FIRST)
+    residents.change(3.0, 0, SECOND)
+    residents.asked(Asked(1, 0.0, 2.0, (1, 2, 3, 4, 9), 0))
+    residents.asked(Asked(2, 0.5, 4.0, (1, 2, 5, 6, 9), 2))
+    residents.asked(Asked(3, 0.6, 4.0, (1, 2, 9), 2))  # had nothing to store: at 1 s at the earliest
+    assert looked(residents) == [
+        (1.0, 1, "a miss", "compulsory"), (1.0, 1, "b miss", "compulsory"), (1.0, 3, "a hit", ""),
+        (3.0, 2, "a hit", ""), (3.0, 2, "c miss", "divergence"),
+    ]  # fmt: skip
+
+
+def test_requests_of_one_step_look_up_in_the_order_of_their_events() -> None:
+    """All in one message: room is made for job 1, it stores; job 2 finds what job 1 stored; job 3 misses what made room. They end in
+    the opposite order."""
+    residents = Residents()
+    old = Change("stored", X, None, ((7, 8),), 2)
+    residents.change(0.1, 0, old)
+    for change in (Change("removed", X), FIRST, SECOND, old):
+        residents.change(1.0, 0, change)
+    for asked in (
+        Asked(3, 0.5, 2.0, (7, 8, 9), 0),
+        Asked(2, 0.5, 3.0, (1, 2, 5, 6, 9), 2),
+        Asked(1, 0.5, 4.0, (1, 2, 3, 4, 9), 0),
+    ):
+        residents.asked(asked)
+    assert looked(residents) == [
+        (1.0, 1, "a miss", "compulsory"), (1.0, 1, "b miss", "compulsory"),
+        (1.0, 2, "a hit", ""), (1.0, 2, "c miss", "divergence"), (1.0, 3, "f miss", "evicted"),
+    ]  # fmt: skip
+
+
 def test_lines_are_told_once_and_in_order() -> None:
     residents = Residents()
     residents.change(2.0, 0, Change("stored", ("b" * 16,), None, ((1, 2),), 2))

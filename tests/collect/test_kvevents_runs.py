@@ -15,6 +15,7 @@ import uvloop
 from kvbench.clock import Clock
 from kvbench.collect import CollectorError, Place
 from kvbench.collect.kvevents import KvEvents
+from kvbench.collect.kvframes import Batch
 from kvbench.core import CacheAccess, Event
 from kvbench.metrics import kv
 from kvbench.report.files import load as load_run
@@ -66,6 +67,9 @@ def test_events_page_and_own_file_of_kvbench_serve_agree(tmp_path: Path) -> None
     for name in ("lookups", "hits", "misses", "block_hit_rate", "groups"):  # groups: reuse distances too
         assert told[name] == kept[name], name
     assert told["ops"]["evict"] == kept["ops"]["evict"]
+    for name in ("lifetime", "idle_before_evict", "reuse_gap"):  # an event is of when a block was full, not of when it was taken
+        assert told[name]["n"] == kept[name]["n"]
+        assert told[name]["mean"] == pytest.approx(kept[name]["mean"], abs=0.05), name
     assert told["hits"] * 16 == sum(record.cached for record in run.records)
     account = next(e.data for e in load_run(run.directory).all("collector") if e.data["state"] == "account")
     assert {key: account[key] for key in ("lost", "broken", "unknown", "blind", "unresolved")} == dict.fromkeys(
@@ -146,6 +150,23 @@ def test_holes_are_replayed_or_counted(tmp_path: Path, sent: list[int], kept: se
     assert {name: account[name] for name in expected} == expected
     assert sum(isinstance(item, CacheAccess) and item.op == "alloc" for item in told) == expected["messages"]
     assert sum(isinstance(item, CacheAccess) and item.op == "reset" for item in told) == expected["restarts"]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "offset"), [(0.0, 0.0), (-1.5, 0.0), (0.005, 0.0), (40.0, -40.0), (-100.0, 100.0)]
+)  # a second and a half behind may be the way; more, or from the future, is the clock
+def test_a_servers_clock_that_is_off_is_moved_by_the_least_delay(tmp_path: Path, ahead: float, offset: float) -> None:
+    """Events of 10.0, 11.0 and 12.0 s by its clock without the error, which arrive 0, 30 and 10 ms later."""
+    loop = asyncio.new_event_loop()
+    clock = Clock(loop)
+    collector = KvEvents(endpoint="ipc:///x").build(Place(clock, tmp_path))
+    placed = []
+    for at, delay in ((10.0, 0.0), (11.0, 0.03), (12.0, 0.01)):
+        clock.now = lambda now=at + delay: now  # type: ignore[method-assign,misc]
+        placed.append(collector._time(Batch(clock.wall + at + ahead, (), 0, 0)))  # type: ignore[attr-defined]
+    loop.close()
+    expected = [min(t + ahead + offset, t + delay) for t, delay in ((10.0, 0.0), (11.0, 0.03), (12.0, 0.01))]
+    assert placed == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///nowhere/at/all/kv", "tcp://256.1.1.1:0"])

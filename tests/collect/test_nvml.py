@@ -143,6 +143,7 @@ def test_j03_a_gpu_that_is_lost_is_told_with_its_last_time_and_the_others_go_on(
     samples = [item for item in told if isinstance(item, Sample)]
     last = {index: max(s.t for s in samples if s.labels.get("gpu") == index and s.value is not None) for index in ("0", "1")}
     assert last["1"] <= lost.t < last["0"]
+    assert lost.data["last"] <= last["1"] < lost.data["last"] + 0.05, "when the reading began that was its last"
     assert {s.value for s in samples if s.name == "gpu_power_w"} == {0.0}
     assert not any(s.name == "gpu_energy_j_total" for s in samples)
     assert any(s.name == "gpu_memory" and not s.labels and s.t > lost.t for s in samples)
@@ -158,6 +159,7 @@ def test_a_sum_of_counters_does_not_fall_when_a_gpu_is_lost(fake: Fake) -> None:
         assert dict(joined(found.gpus))["gpu_energy_j_total"] == 14_000
         fake.say({"gpu1.error": 15})
     assert found.gpus[1].lost
+    assert dict(joined(found.gpus))["gpu_power_w"] == 300, "what it drew last, it does not draw now"
     found.close()
 
 
@@ -201,6 +203,24 @@ def test_gpm_that_fails_at_its_first_sample_is_given_up(fake: Fake) -> None:
     assert found.gpus[0].off["gpm"] == "Not Supported"
 
 
+@pytest.mark.parametrize(("code", "readings"), [(3, 1), (4, 1), (13, 1), (10, 5), (999, 5)])
+def test_what_fails_is_given_up_at_once_or_after_five_readings(fake: Fake, code: int, readings: int) -> None:
+    """Not supported, no permission, no such function: for good. A timeout, an unknown error: perhaps not."""
+    found = Gpus(pynvml)
+    found.choose(None, None)
+    gpu = found.gpus[0]
+    list(found.read(gpu, 0.0))
+    assert gpu.values["gpu_power_w"] == 300
+    fake.say({"power.ret": code})
+    for n in range(1, readings + 1):
+        assert "power" not in gpu.off
+        list(found.read(gpu, float(n)))
+    assert gpu.off["power"]
+    assert "gpu_power_w" not in gpu.values, "nor is the last value told on"
+    assert gpu.values["gpu_temperature_c"] == 55
+    found.close()
+
+
 def test_a_transient_error_is_tried_again(fake: Fake) -> None:
     fake.say({"power.ret": 999})
     found = Gpus(pynvml)
@@ -216,9 +236,13 @@ def test_a_transient_error_is_tried_again(fake: Fake) -> None:
 
 
 def test_throttling_is_an_event_when_it_begins_and_ends(fake: Fake) -> None:
-    told = asyncio.run(collect(Nvml(every=0.05), 0.2, fake, {"reasons": 0x4 | 0x1}))
+    """Of the bits that are set at first five hold clocks down; idle, application clocks and sync boost do not."""
+    fake.say(reasons=0x4 | 0x8 | 0x20 | 0x40 | 0x80 | 0x1 | 0x2 | 0x10)
+    told = asyncio.run(collect(Nvml(every=0.05), 0.2, fake, {"reasons": 0x1 | 0x2 | 0x10}))
     throttled = [item.data["by"] for item in told if isinstance(item, Event) and item.kind == "gpu"]
-    assert throttled == [["power_cap"]]
+    assert throttled == [["hw_slowdown", "hw_thermal", "power_brake", "power_cap", "sw_thermal"], []]
+    shown = [item.value for item in told if isinstance(item, Sample) and item.name == "gpu_throttled"]
+    assert (shown[0], shown[-1]) == (1.0, 0.0)
 
 
 def test_rare_readings_are_rare_and_the_account_is_whole(fake: Fake) -> None:
@@ -238,6 +262,9 @@ def test_calls_that_take_long_are_made_more_rarely(fake: Fake) -> None:
     slower = [item.data["every_s"] for item in told if isinstance(item, Event) and item.data.get("state") == "slower"]
     assert slower
     assert slower[-1] >= 0.2
+    gaps = [item.data for item in told if isinstance(item, Event) and item.data.get("state") == "gap"]
+    assert gaps, "the first readings alone took longer than three periods"
+    assert all(gap["periods"] > 3 and gap["end"] > gap["start"] for gap in gaps)
 
 
 def test_without_any_library_the_reason_is_said(tmp_path: Path) -> None:

@@ -107,3 +107,14 @@ def test_on_a_real_machine_the_gpus_counter_is_read_and_the_integral_of_power_st
     assert not found["modelled"]
     told = dict(rows(found))["energy"]
     assert "by the energy counter (power readings say +5.0%)" in told
+
+
+def test_a_counter_that_went_backwards_in_the_interval_gives_no_energy() -> None:
+    """The driver was loaded anew at 20 s: what was drawn since its last reading is not known. Before and after it, it is."""
+    counts = [1000.0 + 200 * t if t < 20 else 200.0 * (t - 20) for t in range(41)]
+    samples = [Sample(t=float(t), name="gpu_energy_j_total", value=value, source="nvml") for t, value in enumerate(counts)]
+    found = energy(samples, 10.0, 30.0, 500, 4, {"kind": "http"}, None)
+    assert (found["joules"], found["reason"]) == (None, "the energy counter went backwards: the driver was loaded anew")
+    assert "joules_per_token" not in found or found["joules_per_token"] is None
+    assert energy(samples, 5.0, 19.0, 500, 4, {"kind": "http"}, None)["joules"] == 2800
+    assert energy(samples, 20.0, 40.0, 500, 4, {"kind": "http"}, None)["joules"] == 4000

@@ -72,6 +72,13 @@ def test_points_that_no_database_has_are_told_with_the_way_to_deliver_them(tmp_p
     assert dict(rows(summary["telemetry"]))["influx"] == "60 of 100 points delivered to u"
 
 
+@pytest.mark.parametrize("source", ["device", {"0": "system"}])
+def test_a_gpu_that_shares_the_systems_memory_is_said_to(tmp_path: Path, source: object) -> None:
+    summary = summed(tmp_path, [{"source": "nvml", "required": False, "memory_source": source}], [])
+    told = "GPU 0 has no memory of its own: gpu_memory, and every rule on it, is of the system's memory"
+    assert (told in summary["warnings"]) == (source != "device")
+
+
 def test_what_happened_is_counted_those_that_were_only_counted_too(tmp_path: Path) -> None:
     events = [Event(t=1.0, kind="server_log", data={"rule": "preemption", "line": "x"}) for _ in range(20)]
     events.append(Event(t=1.0, kind="server_log", data={"rule": "preemption", "more": 300}))

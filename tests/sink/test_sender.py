@@ -15,7 +15,10 @@ from kvbench.cli import app
 from kvbench.clock import VirtualLoop
 from kvbench.core import Event, Sample
 from kvbench.sink import SinkError, SinkPlace
+from kvbench.sink.database import Reply
 from kvbench.sink.influx import Influx
+from kvbench.sink.sender import Sender
+from kvbench.sink.spool import Spool
 from tests.sink.servers import Rude, free_port
 
 TAKEN: tuple[int, dict[str, str], bytes] = (204, {}, b"")
@@ -111,10 +114,28 @@ def test_a_server_that_asks_to_wait_is_waited_for(tmp_path: Path, mode: str) -> 
     assert told["complete"]
 
 
-def test_waits_grow_between_bounds() -> None:
-    from kvbench.sink import sender
+def test_waits_double_up_to_5_s_and_begin_anew_after_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers by script, and waits that are noted and not made. Retry-After is followed where it asks for more."""
+    said = [Reply(503)] * 8 + [Reply(204), Reply(None, "refused"), Reply(429, "", 30.0), Reply(204)]
+    answers, waits = iter(said), []
 
-    assert (sender.SHORTEST, sender.LONGEST) == (0.1, 5.0)
+    class Scripted:
+        where = "there"
+
+        def post(self, lines: bytes) -> Reply:
+            return next(answers)
+
+        def close(self) -> None:
+            return
+
+    spool = Spool(tmp_path)
+    sender = Sender(spool, Scripted())  # type: ignore[arg-type]
+    monkeypatch.setattr(sender, "_wait", waits.append)
+    for line in (b"a x=1 1\n", b"a x=2 2\n"):
+        spool.append(line)
+        while data := spool.read(1):
+            sender._deliver(data)
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0.1, 30.0])
 
 
 @pytest.mark.parametrize("status", [401, 403])
