@@ -1,9 +1,12 @@
 """The collectors of one run: opened before it, started with it, stopped after its last request. None can break the run."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from kvbench.clock import Clock
 from kvbench.collect import Collector, CollectorError, Emit, Listener
@@ -101,11 +104,14 @@ class Crew:
     def _hear(self, collector: Collector, item: Sample | Event | CacheAccess) -> None:
         """What a collector says, so that nobody takes it for another's."""
         assert self._emit is not None
+        if not math.isfinite(item.t):  # of a peer's clock that says nonsense; no line of the run's files may hold it
+            item = replace(item, t=self.clock.now())
+        if isinstance(item, Sample) and item.value is not None and not math.isfinite(item.value):
+            item = replace(item, value=None)
         if isinstance(item, Event) and item.kind == "collector":
-            item = Event(t=item.t, kind=item.kind, data={**item.data, **self._which(collector)})
+            item = replace(item, data={**item.data, **self._which(collector)})
         elif isinstance(item, Sample) and self._shares(collector, item):
-            labels = {**item.labels, "collector": str(self._place(collector))}
-            item = Sample(t=item.t, name=item.name, value=item.value, source=item.source, labels=labels)
+            item = replace(item, labels={**item.labels, "collector": str(self._place(collector))})
         self._emit(item)
 
     def _shares(self, collector: Collector, sample: Sample) -> bool:

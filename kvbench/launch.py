@@ -2,11 +2,13 @@
 
 import asyncio
 import ctypes
+import errno
 import os
 import re
 import signal
+import stat
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -86,8 +88,12 @@ class Server:
         """Raises TargetUnreachable where there is no such program, or no place for its output."""
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.log, "ab") as out:
-                self._from = out.tell()
+            descriptor, self._from = _appended(self.log)
+        except OSError as error:
+            why = error.strerror or error
+            raise TargetUnreachable(f"cannot launch {command[0]!r}: its output cannot go to {self.log}: {why}") from None
+        try:
+            with open(descriptor, "ab") as out:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
                     env={**os.environ, **env, MARK: self._mark},
@@ -109,6 +115,16 @@ class Server:
             await asyncio.sleep(min(LOOK, max(0.0, left)))
         stay = " (it has to stay in the foreground)" if code == 0 else ""
         raise TargetUnreachable(f"the launched server {ended(code)} before it answered{stay}; {self.last_words()}")
+
+    def rival(self, ports: Collection[int]) -> str:
+        """Who else listens at one of these ports of this machine, where it is a server that another run launched; "" where none
+        is known. Only of those can be told that they are not in front of ours, as a proxy or a container's forwarder is."""
+        with suppress(psutil.Error, OSError):  # not every system lets everyone look
+            for one in psutil.net_connections("tcp"):
+                port = one.laddr.port if one.laddr and one.status == psutil.CONN_LISTEN else None
+                if port in ports and one.pid is not None and _mark(one.pid) not in ("", self._mark):
+                    return f"port {port} belongs to process {one.pid}, which another run of kvbench launched"
+        return ""
 
     @property
     def code(self) -> int | None:
@@ -218,11 +234,29 @@ def ended(code: int) -> str:
     return f"was ended by signal {-code}"
 
 
+def _appended(path: Path) -> tuple[int, int]:
+    """(descriptor, size) of the file that output is appended to. Never waits: opening a pipe would, until someone reads it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    found = os.fstat(descriptor)
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISCHR(found.st_mode)):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a file")
+    os.set_blocking(descriptor, True)
+    return descriptor, found.st_size
+
+
 def _environment(one: psutil.Process) -> Any:
     try:
         return one.environ().items()
     except (psutil.Error, OSError):
         return ()
+
+
+def _mark(pid: int) -> str:
+    """The mark of the run that launched this process, "" where none did."""
+    with suppress(psutil.Error, OSError):
+        return str(psutil.Process(pid).environ().get(MARK, ""))
+    return ""
 
 
 def _prctl() -> Any:

@@ -128,12 +128,13 @@ def _whole(note: dict[str, Any], spec: Influx) -> bool:
     """All that is asked for was delivered before."""
     return (
         bool(note["ledger"].get("complete"))
+        and not note["ledger"].get("refused")
         and spec.where(Path()) == Influx.model_validate(note["spec"]).where(Path())
         and (note["spec"]["requests"] or not spec.requests)
     )
 
 
 def _had(spool: Spool) -> set[int]:
-    """Hashes of the lines that the database acknowledged; the others are made again from the journal."""
+    """Hashes of the lines that the database acknowledged; the others are made again from the journal, refused ones too."""
     spool.cut()
-    return {hash(line) for line in spool.delivered()}
+    return {hash(line) for line in spool.delivered()} - {hash(line) for line in spool.unbury()}

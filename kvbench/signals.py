@@ -38,6 +38,17 @@ class Ear:
             signal.raise_signal(number)
 
 
+def unwinding() -> None:
+    """From here on a signal leaves by SystemExit, through every `finally`: for a verb whose children and temporary files are all
+    that it could leave behind."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(CODES[signal.Signals(number)])
+
+    for number in ending():
+        signal.signal(number, leave)
+
+
 def ending() -> list[signal.Signals]:
     """The signals to listen for. A process that was started to outlive its terminal (nohup) is left to do so."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -2,15 +2,16 @@
 
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
 from kvbench.clock import Clock
 from kvbench.collect import CollectorError
 from kvbench.collect.nsight import Nsight
 from kvbench.collect.session import dismissed
-from kvbench.core import Seconds
 from kvbench.launch import Launch, Server
 from kvbench.problem import Problem
 from kvbench.scenario import Scenario, ScenarioError
@@ -18,6 +19,7 @@ from kvbench.target import TargetUnreachable
 from kvbench.target.http import HttpTarget
 
 Answers = Callable[[], Awaitable[bool]]
+HERE: Final = ("localhost", "127.0.0.1", "::1")  # hosts that are this machine
 _VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -34,7 +36,7 @@ async def launched(scenario: Scenario, launch: Launch, clock: Clock, target: Htt
 
     Raises TargetUnreachable with its last lines where it ends or does not answer in time; nothing of it is left then.
     """
-    answers = partial(_answers, target)
+    answers, urls = partial(_answers, target), scenario.target.addresses()
     if await answers():
         raise TargetUnreachable("a server answers there already, before target.launch: stop it, or leave target.launch out")
     command = [_filled("target.launch.command", part) for part in launch.command]
@@ -49,13 +51,13 @@ async def launched(scenario: Scenario, launch: Launch, clock: Clock, target: Htt
         try:
             prefix = await spec.prefix(session)
             under = Server(clock, log, hidden, partial(dismissed, spec.nsys, session))
-            await _begin(under, [*prefix, *command], env, answers, launch.ready)
+            await _begin(under, [*prefix, *command], env, answers, launch, urls)
             under.session = session
             return under
         except (CollectorError, TargetUnreachable) as error:
             why = str(error) if isinstance(error, CollectorError) else f"under nsys {error}"
     server = Server(clock, log, hidden)
-    await _begin(server, command, env, answers, launch.ready)
+    await _begin(server, command, env, answers, launch, urls)
     server.unprofiled = why
     return server
 
@@ -64,11 +66,16 @@ def _filled(key: str, text: str) -> str:
     return secret(key, text[1:]) if _VARIABLE.fullmatch(text) else text
 
 
-async def _begin(server: Server, command: list[str], env: dict[str, str], answers: Answers, patience: Seconds) -> None:
-    """Start it and wait for it; whatever goes wrong, nothing of it is left."""
+async def _begin(
+    server: Server, command: list[str], env: dict[str, str], answers: Answers, launch: Launch, urls: Iterable[str]
+) -> None:
+    """Start it and wait for it; whatever goes wrong, nothing of it is left. What answers may be another run's server, which was
+    faster: both found the port free."""
     try:
         server.start(command, env)
-        await server.ready(answers, patience)
+        await server.ready(answers, launch.ready)
+        if rival := server.rival({split.port or 80 for url in urls if (split := urlsplit(url)).hostname in HERE}):
+            raise TargetUnreachable(f"the launched server is not what answers: {rival}. Give each run a port of its own")
     except BaseException:
         await server.end()
         raise

@@ -1,11 +1,13 @@
 """The agent's HTTP server: four pages to read, nothing to write. Nobody that asks can hold up the readings or fill the memory."""
 
 import asyncio
+import logging
 import math
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from kvbench.agent.agent import Agent
@@ -33,7 +35,12 @@ class Server:
         app.router.add_get("/samples", self._samples)
         app.router.add_get("/time", self._time)
         app.router.add_get("/health", self._health)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, keepalive_timeout=75.0, shutdown_timeout=1.0)
+        log = logging.Logger("kvbench agent", logging.ERROR)
+        log.addHandler(logging.StreamHandler())
+        log.addFilter(_ours)
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=log, handle_signals=False, keepalive_timeout=75.0, shutdown_timeout=1.0
+        )
         self._listener: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
@@ -104,8 +111,8 @@ class Server:
 
     async def _lines(self, request: web.Request, lines: list[bytes]) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "X-Instance": self.agent.instance})
-        await answer.prepare(request)
         try:
+            await answer.prepare(request)
             async with asyncio.timeout(ANSWER):
                 for at in range(0, len(lines), PART):
                     async with asyncio.timeout(SLOW):
@@ -124,6 +131,12 @@ class _Full(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    """Not what is wrong with a request, or with whoever sent it: a scan of the port must not fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, ConnectionError))
 
 
 def _instant(request: web.Request, name: str, otherwise: float) -> float:

@@ -15,6 +15,7 @@ Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all of it as JSON; - for stdout, and no tables.")
 ]
 SHOWN = 12  # rows of a table of names
+LAYERS = 1000  # rows of the table of layers
 
 
 def profile(file: File, run: Run = None, json_file: Json = None) -> None:
@@ -22,14 +23,19 @@ def profile(file: File, run: Run = None, json_file: Json = None) -> None:
 
     Examples: kvbench profile capture.nsys-rep   |   kvbench profile capture.sqlite --run results/wave-... --json profile.json
 
-    Exit codes: 0 layers were found; 1 none were (the rest is shown, with advice); 2 it cannot be read, or is not of the run.
+    Exit codes: 0 layers were found; 1 none were (the rest is shown, with advice); 2 it cannot be read, or is not of the run;
+    130/143 interrupted.
     """
     from kvbench.nsys import CaptureError
     from kvbench.nsys.account import profiled
     from kvbench.nsys.events import read
     from kvbench.nsys.source import opened
+    from kvbench.signals import unwinding
 
+    unwinding()
     try:
+        if json_file is not None and json_file.exists() and file.exists() and json_file.samefile(file):
+            raise CaptureError(f"--json: {json_file} is the capture itself, and would be lost")
         with opened(file) as tables:
             capture = read(tables)
         told = {**profiled(capture), "file": str(file), "run": None}
@@ -44,7 +50,11 @@ def profile(file: File, run: Run = None, json_file: Json = None) -> None:
     if str(json_file) == "-":
         typer.echo(text, nl=False)
     else:
-        _show(told)
+        try:
+            _show(told)
+        except SystemExit as left:
+            if left.code != 1:  # rich's, where `| head` has read enough: the exit code is still that of the capture
+                raise
     if told["advice"] is not None:
         typer.echo(f"kvbench profile: {file}: {told['advice']}", err=True)
         raise typer.Exit(1)
@@ -80,7 +90,8 @@ def _show(told: dict[str, Any]) -> None:
         console.width = max(console.width, 160)  # a file has room for every column
     _head(console, told)
     if told["layers"]:
-        _section(console, f"layers (share and outliers by {told['by'].upper()} time)", _layers(told))
+        more = f"; {len(told['layers']) - LAYERS:,} more in the JSON" if len(told["layers"]) > LAYERS else ""
+        _section(console, f"layers (share and outliers by {told['by'].upper()} time{more})", _layers(told))
     for key, title in (("parts", "parts of layers"), ("unknown", "ranges that are no layer by name")):
         if told[key]:
             _section(console, title + _more(told, key), _ranges(told[key]))
@@ -125,7 +136,7 @@ def _layers(told: dict[str, Any]) -> "Table":
     table = _table(
         "layer", "passes", "CPU mean", "median", "p99", "GPU mean", "median", "p99", "share", "z", "kernels", "top kernel"
     )
-    for row in told["layers"]:
+    for row in told["layers"][:LAYERS]:
         name = f"{row['stack']}.{row['layer']}" if several else str(row["layer"])
         times = [units.duration(row[on][key]) if row[on] else "-" for on in ("cpu", "gpu") for key in ("mean", "median", "p99")]
         z = "-" if row["z"] is None else f"{row['z']:.1f}{' !' if row['outlier'] else ''}"

@@ -153,10 +153,11 @@ async def _made(scenario: "Scenario", console: "Console", quiet: bool, clock: "C
         server = opened.server
         if server is not None and scenario.target.launch.log is None:
             server.moved(path / "server.log")
-        secrets = (*opened.headers.values(), *(server.secrets if server is not None else ()))
-        place = Place(clock, path, urls, opened.facts, opened.headers, prompt=opened.prompt, secrets=secrets)
+        place = Place(clock, path, urls, opened.facts, opened.headers, prompt=opened.prompt)
         if server is not None:
-            place = replace(place, server_log=server.log, session=server.session, unprofiled=server.unprofiled)
+            place = replace(
+                place, server_log=server.log, session=server.session, unprofiled=server.unprofiled, secrets=server.secrets
+            )
         crew = await _open_crew(scenario, place)
         open_ones.push_async_callback(crew.stop)
         sinks = await _open_sinks(scenario, place)
@@ -174,7 +175,8 @@ async def _made(scenario: "Scenario", console: "Console", quiet: bool, clock: "C
         if ear.number is not None:  # a call that ended in the same instant may have taken the cancellation for itself
             raise asyncio.CancelledError
         log = journal.Journal(path)
-        log.manifest(_manifest(scenario, clock, opened, nonce, phases, sys.argv) | {"baseline": planned, "collectors": crew.facts})
+        facts = _manifest(scenario, clock, opened, nonce, phases, sys.argv)
+        log.manifest(facts | {"baseline": planned, "collectors": crew.facts})
         if not quiet:
             with suppress(*GONE):  # nobody reads it: the run and its files go on
                 _announce(scenario, opened.facts, path, console)

@@ -34,7 +34,7 @@ class Place:
     session: str = ""  # of nsys, under which that server runs
     unprofiled: str = ""  # why it does not, where a collector asked for it
     prompt: Callable[[Request], Sequence[int] | None] = lambda _: None  # a request's token ids, where they are known exactly
-    secrets: Sequence[str] = ()  # what the target was given and may repeat; never recorded
+    secrets: Sequence[str] = ()  # what a launched server was given besides; never recorded
 
 
 class Collector(Protocol):

@@ -1,6 +1,7 @@
 """`kvbench agent` on another machine: its page while the run goes on, its fine readings on the run's clock, and its clock."""
 
 import asyncio
+import math
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -150,6 +151,8 @@ class AgentCollector:
     def _tell_page(self, page: Page, at: Seconds) -> None:
         """OSError where the agent answers and its driver does not."""
         stamps = page.rows.get(f"{PREFIX}agent_reading_timestamp_seconds")
+        if stamps and not math.isfinite(stamps[0].value):
+            raise OSError(f"{self.peer.url}: it says that its GPUs were read at {stamps[0].value}")
         if stamps:
             stamp, at = stamps[0].value, self._run(stamps[0].value * 1e9, self.bearing)
             self._lost_gpus(page)
@@ -178,8 +181,8 @@ class AgentCollector:
     def _lost_gpus(self, page: Page) -> None:
         down = {row.labels for row in page.rows.get(f"{PREFIX}gpu_up", ()) if not row.value}
         for labels in down:
-            gpu = dict(labels)
-            if gpu["uuid"] not in self._down:
+            gpu = {"gpu": "", "uuid": "", **dict(labels)}
+            if gpu["gpu"].isdecimal() and gpu["uuid"] not in self._down:
                 self._down.add(gpu["uuid"])
                 told = {"metric": "every metric", "reason": "the agent lost it", "gpu": int(gpu["gpu"]), "uuid": gpu["uuid"]}
                 self._say("gpu_lost", **told)

@@ -143,9 +143,10 @@ def _number(value: object) -> float | None:
 def _read(file: str) -> bytes:
     """A plain file, no longer than LONG: what waits for a writer, or has no end, is none."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(22, "not a regular file", file)
     with os.fdopen(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(22, "not a regular file", file)
         data = opened.read(LONG + 1)
     if len(data) > LONG:
         raise OSError(27, f"longer than {LONG >> 20} MiB", file)

@@ -61,11 +61,12 @@ class Gpus:
         every = list(self._all())
         wanted = list(asked) if asked is not None else _visible(visible)
         names = "gpus" if asked is not None else f"CUDA_VISIBLE_DEVICES={visible}"
-        found = every if wanted is None else [_pick(every, one, names) for one in wanted]
+        among = [part for gpu in every for part in self._instances(gpu)] if any(map(_mig, wanted or ())) else every
+        found = every if wanted is None else [_pick(among if _mig(one) else every, one, names) for one in wanted]
         if len({gpu.uuid for gpu in found}) < len(found):
             raise CollectorError(f"{names}: a GPU is named twice")
         for gpu in found:
-            self.gpus += self._instances(gpu)
+            self.gpus += [gpu] if gpu.mig else self._instances(gpu)
 
     def _all(self) -> Iterator[Gpu]:
         m = self.m
@@ -161,8 +162,9 @@ JOINS: Mapping[str, Callable[[list[float]], float]] = {
 
 
 def joined(gpus: Sequence[Gpu]) -> Iterator[tuple[str, float]]:
-    """Of whole GPUs, where all of them tell: of one that was lost, sums keep the last value, so that a counter does not fall."""
-    whole = [gpu for gpu in gpus if not gpu.mig]
+    """Of whole GPUs, of MIG instances where no whole one is meant; where all of them tell. Of one that was lost, sums keep the
+    last value, so that a counter does not fall."""
+    whole = [gpu for gpu in gpus if not gpu.mig] or list(gpus)
     for name, join in JOINS.items():
         counted = whole if name in ("gpu_energy_j_total",) else [gpu for gpu in whole if not gpu.lost]
         values = [gpu.values[name] for gpu in counted if name in gpu.values]
@@ -183,6 +185,11 @@ def _visible(text: str | None) -> list[int | str] | None:
             break  # CUDA sees what stands before the first that is none
         found.append(int(word) if word.isdecimal() else word)
     return found
+
+
+def _mig(wanted: int | str) -> bool:
+    """CUDA names an instance by its own UUID."""
+    return isinstance(wanted, str) and wanted.upper().startswith("MIG-")
 
 
 def _pick(every: Sequence[Gpu], wanted: int | str, names: str) -> Gpu:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -220,8 +221,8 @@ class NsightCollector:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), self.spec.length)
             path = await self.profiler.end(stem)
-        except ProfilerError as error:
-            if begun or error.begun:
+        except (ProfilerError, OSError) as error:
+            if begun or not isinstance(error, ProfilerError) or error.begun:
                 await self.profiler.abandon()
                 told |= {"start": start, "end": self.clock.now()}
             self._tell("failed", reason=str(error), **told)
@@ -235,7 +236,9 @@ class NsightCollector:
         try:
             ranges, reason = await self._count(path)
         finally:
-            size = path.stat().st_size if path is not None else None
+            size = None
+            with suppress(OSError):
+                size = path.stat().st_size if path is not None else None
             self._tell("closed", **told, bytes=size, ranges=ranges, reason=reason or None)
         return NO_RANGES if ranges == 0 else ""
 
@@ -248,9 +251,11 @@ class NsightCollector:
         try:
             nsys = program(self.spec.nsys)
             folder = Path(which(nsys) or nsys).parent  # where a capture's reader finds the same one
-            code, said = await call(command, COUNTING, "counting ranges", {"PATH": f"{folder}:{os.environ.get('PATH', '')}"})
+            path_there = f"{folder}:{os.environ.get('PATH', '')}"
+            with tempfile.TemporaryDirectory(prefix="kvbench-count-") as room:  # not left behind where it is killed
+                code, said = await call(command, COUNTING, "counting ranges", {"PATH": path_there, "TMPDIR": room})
             count, _, notes = json.loads(said.strip().splitlines()[-1]) if code == 0 else (None, 0, [last(said)])
-        except (ProfilerError, CollectorError, ValueError, IndexError) as error:
+        except (ProfilerError, CollectorError, ValueError, IndexError, OSError) as error:
             return None, f"its ranges could not be counted: {error}"
         if count is None:
             return None, f"its ranges could not be counted: {notes[0]}"

@@ -49,6 +49,8 @@ class Peer:
             found = {}
         if not isinstance(found.get("instance"), str):
             raise OSError(f"{self.url} is no kvbench agent: its /health names no instance")
+        if not _whole(found):
+            raise OSError(f"{self.url}: its /health lacks what a kvbench agent tells; is it one of this version?")
         return found
 
     async def bearing(self) -> Bearing:
@@ -66,7 +68,7 @@ class Peer:
         try:
             told = msgspec.json.decode(body, type=dict[str, Any])
             theirs, instance = int(told["now_ns"]), str(told["instance"])
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, OverflowError):
             raise OSError(f"{self.url}/time is not of a kvbench agent") from None
         return Bearing(instance, (sent + came) // 2, theirs - (sent + came) // 2, (came - sent + 1) // 2)
 
@@ -101,3 +103,18 @@ class Peer:
             raise OSError(f"{url}: no answer within {PATIENCE:g} s") from None
         except aiohttp.ClientError as error:
             raise OSError(f"{url}: {error or type(error).__name__}") from None
+
+
+def _whole(found: dict[str, Any]) -> bool:
+    """Has an answer of /health what the collector reads of it?"""
+    numbers = [found.get(name) for name in ("every_s", "keep_s", "started")]
+    gpus = found.get("gpus")
+    if not isinstance(found.get("status"), str) or not isinstance(gpus, list):
+        return False
+    if not all(isinstance(number, (int, float)) and 0 < number < 1e12 for number in numbers):
+        return False
+    return all(isinstance(gpu, dict) and _named(gpu) and isinstance(gpu.get("unsupported"), dict) for gpu in gpus)
+
+
+def _named(gpu: dict[str, Any]) -> bool:
+    return str(gpu.get("gpu")).isdecimal() and isinstance(gpu.get("uuid"), str)

@@ -16,7 +16,7 @@ from kvbench.collect.kvframes import Change
 from kvbench.core import CacheAccess, Seconds
 
 RESIDENT, EVICTED, RESET = 1, 2, 3
-ENTER, CHANGE, LEAVE = 0, 1, 2  # at one instant and place a request looks up before it makes room and stores
+ENTER, CHANGE, LEAVE = 0, 1, 2  # at one instant and place a request looks up before it stores
 LAST = 1 << 62  # behind all changes of an instant
 
 At = tuple[int, int]  # (node, group)
@@ -53,8 +53,7 @@ class Residents:
         self._stored: dict[tuple[At, str], list[Seconds]] = defaultdict(list)
         self._line: list[tuple[Seconds, int, int, int, tuple[At, Change] | Visit]] = []  # a heap: instant, place in it, order
         self._count = 0
-        self._room: tuple[Seconds, int] | None = None  # where the changes begin that make room for what is stored next
-        self._places: dict[tuple[At, str, Seconds], int] = {}  # where that was, of what was stored
+        self._places: dict[tuple[At, str, Seconds], int] = {}  # of what was stored, among the changes of its instant
         self._state: dict[tuple[At, str], int] = {}
         self._parents: set[tuple[At, str | None]] = set()
         self._users: dict[tuple[At, str], int] = {}
@@ -66,8 +65,6 @@ class Residents:
     def change(self, t: Seconds, node: int, change: Change) -> None:
         at, before = (node, change.group), change.parent
         self.nodes.add(node)
-        began = self._room[1] if self._room is not None and self._room[0] == t else self._count + 1
-        self._room = (t, began) if change.kind != "stored" else None
         if change.kind == "stored" and change.tier == "gpu":
             if change.full and change.keys:
                 self.blocks[change.group] = change.block
@@ -75,7 +72,7 @@ class Residents:
                 self._next[(at, before, tokens)] = key
                 self._after[(at, before)][key] = tokens
                 self._stored[(at, key)].append(t)
-                self._places.setdefault((at, key, t), began)
+                self._places.setdefault((at, key, t), self._count + 1)
                 before = key
         self._push(t, self._count + 1, CHANGE, (at, change))
 

@@ -40,7 +40,7 @@ class Buckets:
         self.here = True
 
     def read(self, now: Mapping[float, float]) -> bool:
-        """Take the next reading: cumulative counts by upper edge, and the sum under SUM where it is there. True: it had restarted.
+        """Take the next reading: cumulative counts by upper edge, and the sum under SUM, if there. True: it had restarted.
 
         One fall among the counts means that all of them began anew: else they would not be cumulative any more.
         """

@@ -51,7 +51,7 @@ class ServerLog(BaseModel):
 
     def build(self, place: Place) -> Collector:
         file = self.file or place.server_log
-        return ServerLogCollector(self, place.clock, file, place.headers.values())
+        return ServerLogCollector(self, place.clock, file, [*place.headers.values(), *place.secrets])
 
 
 class ServerLogCollector:

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
+import psutil
+
 from kvbench.collect import CollectorError
 from kvbench.collect.profiler import ProfilerError
 from kvbench.core import Seconds
@@ -23,6 +25,7 @@ ASK: Final[Seconds] = 5.0  # for an answer about versions and sessions; 0.05 s a
 START: Final[Seconds] = 10.0  # 0.2 s as a rule
 LOOK: Final[Seconds] = 0.02  # between two looks whether it has ended
 STOP: Final[Seconds] = 60.0  # writes and imports the file: 1 to 2 s for 8,000 ranges
+COLLECTING: Final = "Collection"  # a session's state while a window is open in it
 MISSING: Final = "nsys was not found: install Nsight Systems, or give its path with `nsys`"
 
 
@@ -43,7 +46,11 @@ async def call(
     `env`: variables beside our own.
     """
     what = what or f"{Path(command[0]).name} {command[1]}"
-    with tempfile.TemporaryFile() as out:
+    try:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, and errors of what follows are others
+    except OSError as error:
+        raise ProfilerError(f"`{what}` cannot be run: no place for its output: {error.strerror or error}", begun=False) from None
+    with file as out:
         try:
             process = _spawned(command, out, {**os.environ, **(env or {})})
         except OSError as error:
@@ -57,9 +64,7 @@ async def call(
                 await asyncio.sleep(LOOK)
         finally:
             if process.poll() is None:
-                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait(1)
+                _killed(process)
         out.seek(0)
         return code, out.read(1 << 20).decode(errors="replace")
 
@@ -67,6 +72,17 @@ async def call(
 def _spawned(command: Sequence[str], out: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """By vfork, which holds the loop for a millisecond: uvloop forks, which takes 25 ms of a process as large as a run's."""
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env)
+
+
+def _killed(process: subprocess.Popen[bytes]) -> None:
+    """End it with all that it called, also in a group of its own: an nsys that hangs would be left."""
+    with suppress(psutil.Error):
+        for one in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                one.kill()
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(1)
 
 
 async def launching(nsys: str, session: str, trace: str) -> list[str]:
@@ -107,8 +123,11 @@ class Session:
         return {"nsys": version, "session": self.name}
 
     async def begin(self, stem: Path) -> None:
-        if self.name not in await self._sessions():  # a start would make a new one, and say nothing
+        state = (await self._sessions()).get(self.name)
+        if state is None:  # a start would make a new one, and say nothing
             raise ProfilerError(f"the nsys session {self.name!r} is gone: the server has ended, or left it", begun=False)
+        if state == COLLECTING:  # and what is tried after a start that hangs would end it
+            raise ProfilerError(f"the nsys session {self.name!r} is collecting already, and not for us", begun=False)
         code, said = await self._call(
             "start", "--sample=none", "--cpuctxsw=none", f"--output={stem}", "--force-overwrite=true", patience=START
         )
@@ -138,12 +157,12 @@ class Session:
     async def _call(self, verb: str, *options: str, patience: Seconds) -> tuple[int, str]:
         return await call([self.nsys, verb, f"--session={self.name}", *options], patience)
 
-    async def _sessions(self) -> list[str]:
-        """Names of the running ones: the last column of the list."""
+    async def _sessions(self) -> dict[str, str]:
+        """The state of each running one by its name: the third and the last column of the list."""
         code, said = await call([self.nsys, "sessions", "list"], ASK)
         if code:
             raise ProfilerError(f"`nsys sessions list` failed with exit code {code}: {last(said)}", begun=False)
-        return [words[-1] for line in said.splitlines() if (words := line.split()) and words[0].isdigit()]
+        return {words[-1]: words[2] for line in said.splitlines() if len(words := line.split()) > 3 and words[0].isdigit()}
 
 
 async def _version(nsys: str) -> str:

@@ -6,7 +6,6 @@ which nsys --capture-range=cudaProfilerApi waits) and without num_steps, since i
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ class StartStop:
 
     def __init__(self, urls: Sequence[str], headers: Mapping[str, str], body: dict[str, Any] | None) -> None:
         self.urls, self.headers, self.body = urls, headers, body
+        self._begun: list[str] = []  # where a profile of ours may run: another's is not ended
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> dict[str, Any]:
@@ -47,15 +47,18 @@ class StartStop:
         return {"urls": list(self.urls), "body": self.body}
 
     async def begin(self, stem: Path) -> None:
-        await self._all("start_profile", START, self.body)
+        self._begun = list(self.urls)
+        told = await self._all(self.urls, "start_profile", START, self.body)
+        self._begun = [url for url, (_, refused) in zip(self.urls, told, strict=True) if not refused]
+        _raise(told, bool(self._begun))
 
     async def end(self, stem: Path) -> Path | None:
-        await self._all("stop_profile", STOP, None)
+        _raise(await self._all(self._begun, "stop_profile", STOP, None))
+        self._begun = []
         return None
 
     async def abandon(self) -> None:
-        with suppress(ProfilerError):
-            await self._all("stop_profile", START, None)
+        await self._all(self._begun, "stop_profile", START, None)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -66,24 +69,31 @@ class StartStop:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=STOP))
         return self._session
 
-    async def _all(self, what: str, patience: Seconds, body: dict[str, Any] | None) -> None:
-        """All of them, also where one fails."""
-        why = await asyncio.gather(*(self._post(f"{url}/{what}", patience, body) for url in self.urls))
-        if told := [text for text in why if text]:
-            raise ProfilerError("; ".join(told))
+    async def _all(
+        self, urls: Sequence[str], what: str, patience: Seconds, body: dict[str, Any] | None
+    ) -> list[tuple[str, bool]]:
+        """All of them, also where one fails: as `_post` has it."""
+        return await asyncio.gather(*(self._post(f"{url}/{what}", patience, body) for url in urls))
 
-    async def _post(self, url: str, patience: Seconds, body: dict[str, Any] | None) -> str:
-        """Why it failed, "" where it did not."""
+    async def _post(self, url: str, patience: Seconds, body: dict[str, Any] | None) -> tuple[str, bool]:
+        """(why it failed, "" where it did not; whether the server itself said so: SGLang does, with a 500, while a profile of
+        someone else runs)."""
         try:
             async with asyncio.timeout(patience), self._http().post(url, headers=self.headers, json=body) as answer:
                 if answer.status == 404:
-                    return f"{url.rpartition('/')[0]} {ABSENT}"
+                    return f"{url.rpartition('/')[0]} {ABSENT}", True
                 said = (await answer.content.read(300)).decode(errors="replace").strip()
-                return "" if answer.status < 300 else f"{url} answers {answer.status}: {said or 'nothing'}"
+                refused = answer.status >= 300
+                return f"{url} answers {answer.status}: {said or 'nothing'}" if refused else "", refused
         except TimeoutError:
-            return f"{url} did not answer within {patience:g} s"
+            return f"{url} did not answer within {patience:g} s", False
         except (aiohttp.ClientError, OSError) as error:
-            return f"{url}: {error or type(error).__name__}"
+            return f"{url}: {error or type(error).__name__}", False
+
+
+def _raise(told: Sequence[tuple[str, bool]], begun: bool = True) -> None:
+    if why := [text for text, _ in told if text]:
+        raise ProfilerError("; ".join(why), begun)
 
 
 def body(facts: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import numpy as np
 from kvbench.nsys import Capture, Device, Diagnostic, Name, Operations, Ranges
 from kvbench.nsys.metrics import metrics
 from kvbench.nsys.operations import operations
-from kvbench.nsys.tables import ABSENT, Tables, sane
+from kvbench.nsys.tables import ABSENT, Tables, sane, spans
 
 _RANGES = (59, 60, 70, 71)  # push/pop and start/end; the same of ranges imported from text
 _DOMAIN = 75  # a domain was created: its text is the domain's name
@@ -49,7 +49,7 @@ def ranges(tables: Tables) -> Ranges:
     domains = _domains(rows, texts)
     ours = np.isin(kind, _RANGES)
     open_ended = ours & (end == ABSENT)
-    whole = ours & sane(start) & sane(end) & (start <= end)
+    whole = ours & spans(start, end)
     kept = np.flatnonzero(whole)
     names: dict[Name, int] = {}
     index = np.empty(len(kept), np.int64)

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.nsys import GRAPH, KERNEL, MEMCPY, MEMSET, Ints, Operations
-from kvbench.nsys.tables import ABSENT, Tables, sane
+from kvbench.nsys.tables import ABSENT, LONGEST, Tables, spans
 
 _PROCESS = ~0xFFFFFF  # of a globalTid: its globalPid
 _COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphNodeId", "bytes")
@@ -32,7 +32,7 @@ def operations(tables: Tables) -> Operations:
         columns["kind"] = np.full(len(columns["start"]), kind)
         parts.append(columns)
     every = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    whole = sane(every["start"]) & sane(every["end"]) & (every["start"] <= every["end"])
+    whole = spans(every["start"], every["end"])
     order = np.flatnonzero(whole)
     order = order[np.argsort(every["start"][order], kind="stable")]
     every = {name: column[order] for name, column in every.items()}
@@ -45,7 +45,7 @@ def operations(tables: Tables) -> Operations:
         stream=np.where(every["streamId"] == ABSENT, -1, every["streamId"]),
         kind=every["kind"],
         name=index,
-        size=np.maximum(every["bytes"], 0),
+        size=np.clip(every["bytes"], 0, LONGEST),
         call_start=call_start,
         call_end=call_end,
         thread=thread,
@@ -91,7 +91,7 @@ def _calls(tables: Tables, correlation: Ints, process: Ints) -> tuple[Ints, Ints
     """(start, end, thread) of the API call that launched each operation: the first with its correlation in its process."""
     calls = tables.numbers("CUPTI_ACTIVITY_KIND_RUNTIME", "start", "end", "globalTid", "correlationId")
     kept = (calls["correlationId"] != ABSENT) & (calls["globalTid"] != ABSENT)
-    kept &= sane(calls["start"]) & sane(calls["end"]) & (calls["start"] <= calls["end"])
+    kept &= spans(calls["start"], calls["end"])
     calls = {name: column[kept] for name, column in calls.items()}
     none = np.full(len(correlation), -1, np.int64)
     if not len(calls["start"]):

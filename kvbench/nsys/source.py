@@ -30,6 +30,8 @@ def opened(path: Path, wait: float = WAIT) -> Iterator[Tables]:
     Raises CaptureError: no such file, neither of the two, no nsys, or nsys failed or did not end.
     """
     try:
+        if not (path.is_file() or path.is_dir()) and path.exists():  # opening a pipe would wait for whoever writes to it
+            raise CaptureError(f"{path} is not a file")
         with open(path, "rb") as file:
             head = file.read(len(_MAGIC))
     except OSError as error:

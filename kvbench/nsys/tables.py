@@ -17,6 +17,7 @@ from kvbench.nsys import CaptureError, Ints
 
 ABSENT = -(2**63)  # NULL, or a column that is not there
 FARTHEST = 2**62  # ns: an instant beyond it makes no sense, and differences of those within it do not overflow
+LONGEST = 2**50  # ns, 13 days: a span beyond it makes no sense, and sums of those within it do not overflow
 _BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the second where SQLite's own message quotes damaged bytes
 _CHUNK = 50_000  # rows in Python's hands at once
 
@@ -24,6 +25,13 @@ _CHUNK = 50_000  # rows in Python's hands at once
 def sane(column: Ints) -> NDArray[np.bool_]:
     """Which of these are instants at all: not ABSENT, and near enough to reckon with."""
     return (column > -FARTHEST) & (column < FARTHEST)
+
+
+def spans(start: Ints, end: Ints) -> NDArray[np.bool_]:
+    """Which of these are spans of time: instants both, in their order, and not too far apart."""
+    known = sane(start) & sane(end) & (start <= end)
+    known[known] = end[known] - start[known] <= LONGEST
+    return known
 
 
 class Tables:

@@ -21,10 +21,15 @@ def energy(
     the devices drew before the run had begun; None where nobody measured it.
     """
     modelled = target.get("kind") == "sim"
-    counted = _counted(samples, "energy_total" if modelled else "gpu_energy_j_total", start, end)
+    name = "energy_total" if modelled else "gpu_energy_j_total"
+    counted = _counted(samples, name, start, end)
     power = drawn_power(samples, start, end)
     row: dict[str, Any] = {"modelled": modelled, "idle_power": idle, "power": power["mean"]}
-    reason = counted["reason"] or _unusable(counted, end - start, modelled)
+    reason = counted["reason"]
+    if end - start < LEAST:
+        reason = reason or f"the interval is shorter than {units.duration(LEAST)}"
+    elif not modelled and (counted["resets"] or _fell(samples, name, start, end)):
+        reason = "the energy counter went backwards: the driver was loaded anew"
     if reason:
         return row | {"joules": None, "reason": reason}
     joules = counted["value"]
@@ -44,11 +49,10 @@ def energy(
     }
 
 
-def _unusable(counted: Mapping[str, Any], length: Seconds, modelled: bool) -> str:
-    """Why a difference of the counter says nothing of the interval; "" where it does."""
-    if length < LEAST:
-        return f"the interval is shorter than {units.duration(LEAST)}"
-    return "" if modelled or not counted["resets"] else "the energy counter went backwards: the driver was loaded anew"
+def _fell(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds) -> bool:
+    """A device's own counter did; that of all devices hides it where it is made of what each of them grew by."""
+    devices = [sample for sample in samples if sample.name == name and sample.labels]
+    return bool(cache.counter(devices, name, start, end)["resets"])
 
 
 def drawn_power(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str, Any]:

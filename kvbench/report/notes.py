@@ -25,6 +25,7 @@ def warnings(summary: dict[str, Any], files: RunFiles) -> list[str]:
         *_target(summary),
         *_rules(summary),
         *_shared(summary),
+        *_lost(files),
         *_loops(summary),
         *_stream(summary),
         *_lengths(summary),
@@ -69,8 +70,14 @@ def _incomplete(summary: dict[str, Any]) -> list[str]:
 
 def _ended(files: RunFiles) -> list[str]:
     """A launched server that did not outlive the run."""
-    exits = [(event, " | ".join(event.data.get("lines") or ["nothing"])) for event in files.all("server_exit")]
-    return [f"at {units.duration(event.t)} {event.data.get('reason')}; it said last: {said}" for event, said in exits]
+    lines = []
+    for event in files.all("server_exit"):
+        said = " | ".join(event.data.get("lines") or ["nothing"])
+        lines.append(f"at {units.duration(event.t)} {event.data.get('reason')}; it said last: {said}")
+        after = sum(r.outcome == "ok" and r.sent_ns is not None and r.sent_ns / 1e9 > event.t for r in files.records)
+        if after:
+            lines.append(f"{after:,} requests sent after that were answered: by another server, so these figures are not its own")
+    return lines
 
 
 def _target(summary: dict[str, Any]) -> list[str]:
@@ -96,6 +103,13 @@ def _shared(summary: dict[str, Any]) -> list[str]:
     gpus = ", ".join(sorted(gpu for sources in told if isinstance(sources, dict) for gpu in sources))
     judged = "gpu_memory, and every rule on it, is of the system's memory"
     return [f"GPU {gpus} has no memory of its own: {judged}"] if gpus else []
+
+
+def _lost(files: RunFiles) -> list[str]:
+    """GPUs that fell off the bus while the run went on."""
+    told = ((event.t, event.data) for event in files.all("collector") if event.data.get("state") == "gpu_lost")
+    since = "what all GPUs draw is without it from then on"
+    return [f"GPU {data.get('gpu')} was lost at {units.duration(t)}: {data.get('reason')}; {since}" for t, data in told]
 
 
 def _loops(summary: dict[str, Any]) -> list[str]:

@@ -104,6 +104,16 @@ class Spool:
         except OSError:
             pass  # a full disk: they are counted all the same
 
+    def unbury(self) -> list[bytes]:
+        """The lines of dead.lp, which is then empty: they are to be tried again."""
+        dead = self.directory / "dead.lp"
+        try:
+            lines = [line for line in dead.read_bytes().split(b"\n") if line and not line.startswith(b"# ")]
+            dead.unlink()
+        except OSError:
+            return []
+        return lines
+
     def delivered(self) -> Iterator[bytes]:
         """The lines up to what `ack` or the file of that name says, without their line feeds."""
         for number in self._numbers():

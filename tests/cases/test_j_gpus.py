@@ -41,6 +41,26 @@ def test_j01_results_name_the_uuid_of_the_gpu_that_cuda_shows(
     assert used == {"GPU-30000000-fake": 0.4, "GPU-20000000-fake": 0.3}
 
 
+@pytest.mark.slow
+def test_energy_of_a_whole_run_is_the_counters_with_the_integral_of_power_beside_it(fake: Fake, tmp_path: Path) -> None:
+    """Two GPUs of 250 W for 12 s are 6,000 J, but for the counter's steps and the first reading; each answer has two tokens."""
+    fake.say(count=2, power=250_000)
+    text = served(
+        "{shape: constant, rate: 20/s}",
+        "{baseline: {idle_power: 2s}, steady: {for: 12s}, drain: {for: 2s}}",
+        also=GPUS.replace("REQUIRED", "true"),
+    )
+    found = against(Stub(ANSWER), text, tmp_path).summary
+    told = found["energy"]
+    assert told["joules"] == pytest.approx(6000, rel=0.02)
+    assert told["disagreement"] == pytest.approx(0, abs=0.02)
+    assert told["joules_per_token"] == pytest.approx(6000 / (12 * 20 * 2), rel=0.03)
+    assert told["requests_per_kwh"] == pytest.approx(12 * 20 * 3.6e6 / 6000, rel=0.03)
+    assert told["idle_power"] == pytest.approx(500)
+    assert told["joules_per_token_without_idle"] == pytest.approx(0, abs=0.02 * told["joules_per_token"])
+    assert told["modelled"] is False
+
+
 @pytest.mark.parametrize(("required", "code"), [("false", 0), ("true", 2)])
 def test_j02_an_nvml_that_does_not_start_is_one_warning_unless_required(
     fake: Fake, tmp_path: Path, required: str, code: int
@@ -72,6 +92,7 @@ def test_j03_a_gpu_lost_in_the_run_is_flagged_and_the_other_goes_on(fake: Fake, 
     (lost,) = [event for event in files.all("collector") if event.data["state"] == "gpu_lost"]
     assert lost.data["gpu"] == 0
     assert 0.5 < lost.data["last"] < lost.t, "its last time is on record"
+    assert sum("GPU 0 was lost" in line for line in run.summary["warnings"]) == 1
     silent = run.summary["telemetry"]["collectors"][0]["unsupported"]
     for metric in ("memory of GPU 1", "energy of GPU 1"):
         assert silent[metric] == "Not Supported"

@@ -130,7 +130,7 @@ SECOND = Change("stored", C, A[0], ((5, 6),), 2)  # what prompt 1 2 5 6 9 has to
 
 
 def test_what_another_request_stored_does_not_say_when_this_one_looked_up() -> None:
-    """Job 2 waits while job 1 stores their common block, and is let in at 3 s: then the block is known to have another behind it."""
+    """Job 2 waits while job 1 stores their common block, and is let in at 3 s: by then another is known behind that block."""
     residents = Residents()
     residents.change(1.0, 0, FIRST)
     residents.change(3.0, 0, SECOND)
@@ -144,8 +144,8 @@ def test_what_another_request_stored_does_not_say_when_this_one_looked_up() -> N
 
 
 def test_requests_of_one_step_look_up_in_the_order_of_their_events() -> None:
-    """All in one message: room is made for job 1, it stores; job 2 finds what job 1 stored; job 3 misses what made room. They end in
-    the opposite order."""
+    """All in one message: room is made for job 1, it stores; job 2 finds what job 1 stored; job 3 misses what made room. They
+    end in the opposite order."""
     residents = Residents()
     old = Change("stored", X, None, ((7, 8),), 2)
     residents.change(0.1, 0, old)

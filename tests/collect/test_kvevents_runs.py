@@ -152,6 +152,32 @@ def test_holes_are_replayed_or_counted(tmp_path: Path, sent: list[int], kept: se
     assert sum(isinstance(item, CacheAccess) and item.op == "reset" for item in told) == expected["restarts"]
 
 
+def test_a_publisher_may_connect_to_us(tmp_path: Path) -> None:
+    """As vLLM does where its endpoint names a host and no *."""
+    told: list[Any] = []
+
+    async def go() -> None:
+        clock, endpoint = Clock(asyncio.get_running_loop()), f"ipc://{tmp_path}/here"
+        collector = KvEvents(endpoint=endpoint, bind=True).build(Place(clock, tmp_path))
+        facts = await collector.open()
+        assert facts["bind"] is True
+        clock.start()
+        collector.start(told.append)
+        publisher = Publisher(tmp_path, set())
+        publisher.socket.unbind(publisher.endpoint)
+        publisher.socket.connect(endpoint)
+        await asyncio.sleep(0.3)
+        for number in range(3):
+            publisher.send(clock, number)
+        await asyncio.sleep(0.1)
+        await collector.stop()
+        publisher.context.destroy(linger=0)
+
+    asyncio.run(go())
+    account = next(item.data for item in told if isinstance(item, Event) and item.data["state"] == "account")
+    assert (account["messages"], account["lost"]) == (3, 0)
+
+
 @pytest.mark.parametrize(
     ("ahead", "offset"), [(0.0, 0.0), (-1.5, 0.0), (0.005, 0.0), (40.0, -40.0), (-100.0, 100.0)]
 )  # a second and a half behind may be the way; more, or from the future, is the clock

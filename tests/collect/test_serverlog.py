@@ -34,6 +34,19 @@ LINES = [
     ("[2025-06-26 02:16:20 TP0] Scheduler hit an exception: Traceback (most recent call last):", "engine_dead", {}),
     ("gc: done, 4274 unreachable, 0 uncollectable, 0.0171s elapsed", "gc_pause", {"seconds": 0.0171}),
     ("|            CUDA OOMs: 0            |        cudaMalloc retries: 12        |", "alloc_retry", {"retries": 12}),
+    ("slot update_slots: failed to find free space in the KV cache, retrying with smaller batch size", "kv_full", {}),
+    ("ggml_backend_cuda_buffer_type_alloc_buffer: allocating 1024.00 MiB on device 0: cudaMalloc failed: out of memory",
+     "out_of_memory", {}),
+    ("main: server is listening on http://127.0.0.1:8080 - starting the main loop", "engine_start", {}),
+    ("init engine (profile, create kv cache, warmup model) took 23.45 seconds", "engine_start", {"seconds": 23.45}),
+    ("The server is fired up and ready to roll!", "engine_start", {}),
+    ("Input prompt (5000 tokens) is too long and exceeds the capacity of block_manager", "request_rejected", {}),
+    ("Cache flushed successfully!", "cache_flushed", {}),
+    ("Watchdog timeout (self.watchdog_last_forward_ct=1234)", "watchdog", {}),
+    ("NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", "cuda_error", {}),
+    ("RuntimeError: CUDA error: an illegal memory access was encountered", "cuda_error", {}),
+    ("If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+     "expandable_segments_hint", {}),
 ]  # fmt: skip
 PLAIN = [
     'INFO:     127.0.0.1:60264 - "POST /v1/completions HTTP/1.1" 200 OK',
@@ -49,6 +62,10 @@ def test_what_servers_say_is_known(line: str, rule: str, values: dict[str, Any])
     match = first(RULES, line)
     assert match is not None
     assert (match.rule.name, match.values) == (rule, values)
+
+
+def test_every_rule_has_a_line_above() -> None:
+    assert {rule.name for rule in RULES} == {name for _, name, _ in LINES}
 
 
 @pytest.mark.parametrize("line", PLAIN)

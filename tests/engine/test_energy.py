@@ -1,6 +1,7 @@
 """Modelled power against sums by hand."""
 
 import pytest
+from msgspec.structs import replace
 
 from kvbench.core import Sample
 from kvbench.engine import Job, Step
@@ -115,6 +116,10 @@ def test_a_counter_that_went_backwards_in_the_interval_gives_no_energy() -> None
     samples = [Sample(t=float(t), name="gpu_energy_j_total", value=value, source="nvml") for t, value in enumerate(counts)]
     found = energy(samples, 10.0, 30.0, 500, 4, {"kind": "http"}, None)
     assert (found["joules"], found["reason"]) == (None, "the energy counter went backwards: the driver was loaded anew")
-    assert "joules_per_token" not in found or found["joules_per_token"] is None
+    whole = [Sample(t=float(t), name="gpu_energy_j_total", value=200.0 * t, source="agent") for t in range(41)]
+    each = [replace(sample, source="agent", labels={"gpu": "0"}) for sample in samples]
+    assert energy(whole, 10.0, 30.0, 500, 4, {"kind": "http"}, None)["joules"] == 4000
+    hidden = energy([*whole, *each], 10.0, 30.0, 500, 4, {"kind": "http"}, None)
+    assert (hidden["joules"], hidden["reason"]) == (None, found["reason"]), "an agent's or exporter's page adds what came since"
     assert energy(samples, 5.0, 19.0, 500, 4, {"kind": "http"}, None)["joules"] == 2800
     assert energy(samples, 20.0, 40.0, 500, 4, {"kind": "http"}, None)["joules"] == 4000

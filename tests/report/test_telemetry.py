@@ -79,6 +79,13 @@ def test_a_gpu_that_shares_the_systems_memory_is_said_to(tmp_path: Path, source:
     assert (told in summary["warnings"]) == (source != "device")
 
 
+def test_a_gpu_that_was_lost_is_warned_of(tmp_path: Path) -> None:
+    lost = said("nvml", "gpu_lost", t=7.0, gpu=3, uuid="GPU-3", metric="every metric", reason="GPU is lost", last=6.9)
+    summary = summed(tmp_path, [{"source": "nvml", "required": True}], [lost])
+    told = [line for line in summary["warnings"] if "GPU 3" in line]
+    assert told == ["GPU 3 was lost at 7 s: GPU is lost; what all GPUs draw is without it from then on"]
+
+
 def test_what_happened_is_counted_those_that_were_only_counted_too(tmp_path: Path) -> None:
     events = [Event(t=1.0, kind="server_log", data={"rule": "preemption", "line": "x"}) for _ in range(20)]
     events.append(Event(t=1.0, kind="server_log", data={"rule": "preemption", "more": 300}))

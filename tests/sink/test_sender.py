@@ -117,12 +117,13 @@ def test_a_server_that_asks_to_wait_is_waited_for(tmp_path: Path, mode: str) -> 
 def test_waits_double_up_to_5_s_and_begin_anew_after_a_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers by script, and waits that are noted and not made. Retry-After is followed where it asks for more."""
     said = [Reply(503)] * 8 + [Reply(204), Reply(None, "refused"), Reply(429, "", 30.0), Reply(204)]
-    answers, waits = iter(said), []
+    answers, waits, posted = iter(said), [], []
 
     class Scripted:
         where = "there"
 
         def post(self, lines: bytes) -> Reply:
+            posted.append(lines)
             return next(answers)
 
         def close(self) -> None:
@@ -136,6 +137,20 @@ def test_waits_double_up_to_5_s_and_begin_anew_after_a_success(tmp_path: Path, m
         while data := spool.read(1):
             sender._deliver(data)
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 0.1, 30.0])
+    assert posted[-3:] == [b"a x=2 2\n", *[b"a x=1 1\na x=2 2\n"] * 2], (
+        "after no answer at all, what was acknowledged just before too"
+    )
+
+
+def test_k06_a_queue_for_a_disk_that_hangs_is_bounded_and_its_drops_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbench.sink.sender.BACKLOG", 3)
+    with Rude() as rude:
+        sink = Influx(url=rude.url, mode="v1", drain=0.1).build(SinkPlace(tmp_path, "r", 1e9))
+        monkeypatch.setattr(sink.sender, "_keep", lambda: None)  # type: ignore[attr-defined]
+        told = deliver_to(sink, 10)
+    assert (told["points"], told["delivered"], told["lost"], told["remaining"]) == (10, 0, 7, 3)
 
 
 @pytest.mark.parametrize("status", [401, 403])
