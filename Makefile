@@ -21,6 +21,7 @@ $(STAMP): pyproject.toml
 $(TEST_STAMP): $(STAMP) pyproject.toml
 	@sh .ci/packages.sh gcc:gcc git:git
 	@sh .ci/unpack.sh .venv/tools usr/bin/influxd:influxdb usr/bin/victoria-metrics:victoria-metrics
+	@sh .ci/nvml.sh .venv/tools/nvml || echo "the test against NVIDIA's real library without a driver will be skipped"
 	@sh .ci/nsys.sh .venv/tools/nsys || echo "tests against the real Nsight Systems will be skipped"
 	@$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test]'
 	@touch $@

@@ -69,6 +69,9 @@ class Crew:
     def start(self, emit: Emit) -> None:
         """The run's clock is at 0."""
         self._emit = emit
+        for collector, told in zip(self._hired, self.facts, strict=False):  # compose.py may have told of one that is absent
+            if told["error"]:
+                self._say(collector, "not_started", reason=told["error"])
         for collector in list(self._working):
             try:
                 collector.start(partial(self._hear, collector))
@@ -106,6 +109,8 @@ class Crew:
         assert self._emit is not None
         if not math.isfinite(item.t):  # of a peer's clock that says nonsense; no line of the run's files may hold it
             item = replace(item, t=self.clock.now())
+        elif item.t < 0:  # taken just before the start; the run has no time before it
+            item = replace(item, t=0.0)
         if isinstance(item, Sample) and item.value is not None and not math.isfinite(item.value):
             item = replace(item, value=None)
         if isinstance(item, Event) and item.kind == "collector":

@@ -53,9 +53,31 @@ def _lost(evidence: Evidence, required: bool) -> Measure:
     return Measure(len(why), len(crew), note=note)
 
 
+def gpus_lost(evidence: Evidence) -> Measure:
+    """GPUs that fell off the bus while the run went on, each once, whoever read it."""
+    if not hired(evidence):
+        return Measure(None, 0, "none was asked for")
+    gone = {str(event.data.get("uuid")): event for event in reversed(list(_said(evidence, "gpu_lost")))}
+    told = [f"GPU {e.data.get('gpu')} ({uuid}) at {units.duration(e.t)}: {e.data.get('reason')}" for uuid, e in gone.items()]
+    return Measure(len(gone), len(gone), note="; ".join(reversed(told)))
+
+
+def messages_lost(evidence: Evidence) -> Measure:
+    """Messages of KV events, and an agent's fine readings, that were gone before they were asked for."""
+    if not hired(evidence):
+        return Measure(None, 0, "none was asked for")
+    lost = {"kv_events": 0, "agent": 0}
+    for state, name in (("missed", "messages"), ("fine", "missed")):
+        for event in _said(evidence, state):
+            source = str(event.data.get("source"))
+            lost[source] = lost.get(source, 0) + int(event.data.get(name) or 0)
+    note = ", ".join(f"{source} {n:,}" for source, n in lost.items() if n)
+    return Measure(sum(lost.values()), len(hired(evidence)), note=note)
+
+
 def sink_loss(evidence: Evidence) -> Measure:
     """Points that a sink was given and no database has, as a share, the worst sink."""
-    told = [event.data for event in evidence.events if event.kind == "sink"]
+    told = [event.data for event in evidence.events if event.kind == "sink" and "points" in event.data]
     if not evidence.scenario.get("sinks"):
         return Measure(None, 0, "none was asked for")
     if not told:

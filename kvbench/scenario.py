@@ -192,6 +192,7 @@ class Scenario(Spec):
     def _triggered(self) -> "Scenario":
         """One collector opens capture windows, so that they cannot overlap, and what opens them can happen."""
         found = [at for at, one in enumerate(self.collect or ()) if isinstance(one, Nsight)]
+        epochs = [f"steady-{number + 1}" for number in range(len(self.phases.steady.turns()))]
         if len(found) > 1:
             fault(("collect", found[1]), "a second nsight: two could open windows at once. Write one, with `at` or a trigger")
         for at, one in enumerate(self.collect or ()):
@@ -199,6 +200,9 @@ class Scenario(Spec):
                 fault(("collect", at, "trigger"), "anomaly: nothing looks for one. Write `watch: {}`, or use another trigger")
             if isinstance(one, Nsight) and one.through == "launch" and getattr(self.target, "launch", None) is None:
                 fault(("collect", at, "through"), "launch: target.launch starts no server. Give it, or use `session` or server")
+            if isinstance(one, Nsight) and one.phase != "steady" and one.phase not in epochs:
+                there = f"its epochs are steady-1 to steady-{len(epochs)}" if epochs else "it has no epochs"
+                fault(("collect", at, "phase"), f"{one.phase}: windows open in steady, or in one epoch of it, and {there}")
         return self
 
     def opening(self) -> tuple[Any, dict[str, Class]]:

@@ -10,6 +10,8 @@ from kvbench.metrics.names import METRICS
 from kvbench.metrics.slots import Slots
 from kvbench.sink import Sink, Store, View
 
+NAMED = "log_"  # counters that are named after rules, which users may write: of no fixed list
+
 
 class Scribe:
     """`tell` is what the run says itself, `take` what its collectors say: their fleet-wide readings also go into the slots."""
@@ -30,7 +32,7 @@ class Scribe:
         if isinstance(item, CacheAccess):
             self.journal.accesses([item])
             return
-        if isinstance(item, Sample) and not item.labels and item.name in METRICS:
+        if isinstance(item, Sample) and not item.labels and (item.name in METRICS or item.name.startswith(NAMED)):
             self.slots.gauge(item.name, item.t, item.value)
         self.tell(item)
 

@@ -27,7 +27,7 @@ from kvbench.evidence import (
     unanswered,
     workers_lost,
 )
-from kvbench.losses import captured, collector_gap, collectors_lost, required_lost, sink_loss
+from kvbench.losses import captured, collector_gap, collectors_lost, gpus_lost, messages_lost, required_lost, sink_loss
 
 Limit = float | Callable[[Evidence], float] | None
 
@@ -176,6 +176,12 @@ CHECKS: dict[str, Check] = {
     "required_lost": Check(
         "required collectors lost", "count", required_lost, ">", None, 0,
         "the scenario says that the run is worth nothing without it: mend it and run again"),
+    "gpus_lost": Check(
+        "GPUs lost", "count", gpus_lost, ">", 0, None,
+        "dmesg says why (Xid); what they served was served by fewer, and power and energy lack them from then on"),
+    "messages_lost": Check(
+        "messages that no collector got", "count", messages_lost, ">", 0, None,
+        "what they told is missing: give `replay` and let the server keep more (kv_events), or the agent (--keep)"),
     "sink_loss": Check(
         "points that no database has", "share", sink_loss, ">", 0.0, None,
         "kvbench export DIR --influx URL --resume delivers them from the run directory"),

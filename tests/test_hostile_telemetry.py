@@ -14,8 +14,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from pydantic import ValidationError
 
+from kvbench.cli.metrics import understood
 from kvbench.clock import Clock, VirtualLoop, stopwatch
 from kvbench.collect import CollectorError, Emit, Place
 from kvbench.collect.allocator import Allocator
@@ -29,7 +31,7 @@ from kvbench.collect.kvevents import KvEvents
 from kvbench.collect.kvframes import read as read_batch
 from kvbench.collect.logrules import LogRule
 from kvbench.collect.peer import Peer
-from kvbench.collect.prometheus import session
+from kvbench.collect.prometheus import Prometheus, session
 from kvbench.collect.residents import Asked, Residents
 from kvbench.collect.scrape import Scrape
 from kvbench.collect.serverlog import ServerLog
@@ -167,6 +169,48 @@ def test_a_page_that_ends_in_a_number_may_lack_digits_of_it() -> None:
         scraped(Stub(answer_json({}), gets=lambda _: Reply([(0, body)], 200, (("Content-Type", "text/plain"),), "close")))
     whole = Reply([(0, body)], 200, (("Content-Type", "text/plain"),), "length")
     assert b"".join(scraped(Stub(answer_json({}), gets=lambda _: whole))) == body
+
+
+@pytest.mark.parametrize("odd", ["NaN", "+Inf", "-Inf"])
+def test_settings_that_are_no_numbers_are_none(odd: str) -> None:
+    """`kvbench metrics --json` ended in a traceback."""
+    page = SGLANG.replace(" 50000.0", f" {odd}") + f'vllm:cache_config_info{{block_size="{odd}",num_gpu_blocks="10"}} 1\n'
+    told = understood("http://h/metrics", page.encode())
+    assert json.loads(json.dumps(told, allow_nan=False))["engines"][0]["capacity_tokens"] is None
+
+
+def test_servers_that_do_not_tell_their_settings_are_waited_for_once() -> None:
+    """They were asked one after the other, each for as long as a page may take: then the collector did not open in time."""
+
+    over = asyncio.Event()
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text=SGLANG)
+
+    async def hanging(_: web.Request) -> web.Response:
+        await over.wait()
+        return web.Response()
+
+    async def work() -> float:
+        app = web.Application()
+        app.router.add_get("/{n}/metrics", page)
+        app.router.add_get("/{n}/get_server_info", hanging)
+        runner = web.AppRunner(app, shutdown_timeout=0.0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        collector = Prometheus(urls=[f"{base}/{n}" for n in range(3)]).build(Place(Clock(asyncio.get_running_loop()), Path()))
+        began = stopwatch()
+        try:
+            assert len((await collector.open())["pages"]) == 3
+            return (stopwatch() - began) / 1e9
+        finally:
+            await collector.stop()
+            over.set()
+            await runner.cleanup()
+
+    assert asyncio.run(work()) < 4
 
 
 # ---- the crew: silence, several of one source, collectors that fail

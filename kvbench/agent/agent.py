@@ -1,5 +1,6 @@
 """One agent: its GPU thread, its readings of the machine, what they told last, and where else they go."""
 
+import asyncio
 import os
 import platform
 import secrets
@@ -21,6 +22,7 @@ from kvbench.core import CacheAccess, Event, Sample, Seconds
 from kvbench.sink.influx import InfluxSink
 
 HOST_EVERY: Seconds = 1.0
+FIRST: Seconds = 0.1  # over which the first reading of the machine's CPU is taken
 TOGETHER: Seconds = 1e-3  # readings of one GPU that are so near to each other share a line
 STUCK: Seconds = 5.0  # without a reading after which the agent is not well
 TIMES = ("start", "end", "last")  # what an event calls instants of the run's clock
@@ -47,7 +49,6 @@ class Agent:
         self._told = 0  # notes of the sink
 
     def start(self) -> None:
-        psutil.cpu_percent()  # its first reading is of nothing
         self._beat.start(self._hear)
         if self.thread is not None:
             self.thread.start()
@@ -115,6 +116,9 @@ class Agent:
             self.sink.write(Sample(t=sample.t, name=sample.name, value=sample.value, source="agent", labels=labels))
 
     async def _read_host(self) -> None:
+        if not self._beat.readings:
+            psutil.cpu_percent()  # its first reading is of nothing
+            await asyncio.sleep(FIRST)
         now, rows = self.clock.now(), list(machine())
         labels = {"host": self.host}
         self.take([Sample(t=now, name=f"host_{name}", value=value, source="host", labels=labels) for name, value in rows])

@@ -60,6 +60,7 @@ class AgentCollector:
         self._why = ""  # the latest fetch failed
         self._stamp = 0.0  # of the latest reading on the page
         self._down: set[str] = set()
+        self._gone_all = False  # every GPU is lost
         self._held: dict[int, float] = {}  # numbers of lines that were seen -> their t, as long as they may come again
         self._bottom = self._top = self._counted = 0  # the smallest and the largest number; how many lines there were
 
@@ -116,9 +117,11 @@ class AgentCollector:
                 else:
                     await self._look(await self.peer.bearing())
         except (OSError, TimeoutError) as error:
-            since = f" from {max(0.0, self._run(self._fetched * 1e9, self.bearing)):.1f} s on" if self.spec.fine else ""
-            why = str(error) or f"not fetched within {PATIENCE:g} s"
-            self._say("lost", reason=f"its last readings{since} are missing: {why}")
+            since, why = self._run(self._fetched * 1e9, self.bearing), str(error) or f"not fetched within {PATIENCE:g} s"
+            what = "its clock was not read again"
+            if self.spec.fine:
+                what = f"its fine readings from {since:.1f} s on are missing" if since >= 0.05 else "all its fine readings are missing"
+            self._say("lost", reason=f"{what}: {why}")
         now, ours = self.bearing, round(self.clock.wall * 1e9) - self._zero
         told = {"offset_s": (now.offset - ours) / 1e9, "error_s": now.error / 1e9}
         if before.instance == now.instance:
@@ -154,8 +157,9 @@ class AgentCollector:
         if stamps and not math.isfinite(stamps[0].value):
             raise OSError(f"{self.peer.url}: it says that its GPUs were read at {stamps[0].value}")
         if stamps:
-            stamp, at = stamps[0].value, self._run(stamps[0].value * 1e9, self.bearing)
-            self._lost_gpus(page)
+            stamp, at = stamps[0].value, max(0.0, self._run(stamps[0].value * 1e9, self.bearing))
+            if self._lost_gpus(page):
+                return
             if stamp == self._stamp:
                 late = self.clock.now() - at
                 if late > LATE * max(self.spec.every, self.told["every_s"]):
@@ -178,8 +182,10 @@ class AgentCollector:
                 labels = dict(row.labels) if short.startswith("gpu_") else {"host": str(self.told.get("host"))}
                 self._sample(at, short, row.value, labels)
 
-    def _lost_gpus(self, page: Page) -> None:
-        down = {row.labels for row in page.rows.get(f"{PREFIX}gpu_up", ()) if not row.value}
+    def _lost_gpus(self, page: Page) -> bool:
+        """All of them are lost: there will be no more readings, and nobody waits for them."""
+        rows = page.rows.get(f"{PREFIX}gpu_up", ())
+        down = {row.labels for row in rows if not row.value}
         for labels in down:
             gpu = {"gpu": "", "uuid": "", **dict(labels)}
             if gpu["gpu"].isdecimal() and gpu["uuid"] not in self._down:
@@ -188,6 +194,11 @@ class AgentCollector:
                 self._say("gpu_lost", **told)
                 if not self.spec.fine:  # else its fine readings have it
                     self._sample(self.clock.now(), "gpu_alive", None, gpu)
+        gone = bool(rows) and len(down) == len(rows)
+        if gone and not self._gone_all:
+            self._say("lost", reason="the agent lost every GPU", readings=self.beat.readings)
+        self._gone_all = gone
+        return gone
 
     # ---- its fine readings
 
@@ -241,7 +252,8 @@ class AgentCollector:
             self.samples += len(line.values)
             return
         data = {key: self._run(value * 1e9, self.bearing) if key in TIMES else value for key, value in line.event["data"].items()}
-        if data.get("state") not in ("gpu_lost", "stopped"):  # the page has told it; its own account is not ours
+        told = ("gpu_lost", "stopped", "lost") if self._gone_all else ("gpu_lost", "stopped")
+        if data.get("state") not in told:  # the page has told it; its own account is not ours
             self.emit(Event(t=at, kind=line.event["kind"], data=data))
 
     # ---- its clock

@@ -20,6 +20,7 @@ from kvbench.collect.aside import aside
 from kvbench.collect.beat import Beat
 from kvbench.collect.scrape import parts
 from kvbench.core import Event, Sample, Window
+from kvbench.unanswered import why
 from kvbench.units import Span
 
 LONG: Final = 1 << 24  # bytes of an answer
@@ -70,7 +71,7 @@ class AllocatorCollector:
         try:
             devices = await self._ask()
         except (OSError, TimeoutError, *ODD) as error:
-            raise CollectorError(f"no memory_stats at {self.spec.stats}: {error or type(error).__name__}") from None
+            raise CollectorError(f"no memory_stats at {self.spec.stats}: {_why(error)}") from None
         return {"stats": self.spec.stats, "devices": len(devices), "every": self.spec.every}
 
     def start(self, emit: Emit) -> None:
@@ -104,7 +105,7 @@ class AllocatorCollector:
         try:
             devices = await self._ask()
         except ODD as error:
-            raise OSError(f"{self.spec.stats}: {error or type(error).__name__}") from None
+            raise OSError(f"{self.spec.stats}: {_why(error)}") from None
         at = self.clock.now()
         for device, stats in enumerate(devices):
             labels = {"device": str(device)}
@@ -133,6 +134,10 @@ def readings(stats: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
         yield name, _number(stats.get(key))
     held, used = found["reserved"], found["allocated"]
     yield "fragmentation", 1 - used / held if held and used is not None and used <= held else None
+
+
+def _why(error: BaseException) -> str:
+    return why(error) if isinstance(error, aiohttp.ClientError) else str(error) or type(error).__name__
 
 
 def _number(value: object) -> float | None:

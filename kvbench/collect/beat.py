@@ -9,13 +9,16 @@ from kvbench.collect import Emit
 from kvbench.core import Event, Seconds
 
 LATE = 3  # periods after which a missing reading is a gap
+GONE = 10  # periods, and at least so many seconds, of silence up to the end after which a source is lost
+SEVERAL = 2  # readings tried, of which not one came: lost as well
 
 
 class Beat:
     """Awaits `read` at every multiple of `every`; a beat that is still reading skips the next, so it never runs twice at once.
 
     A reading fails by raising OSError or TimeoutError with a text for the user; others are internal errors, after which there are
-    no more. `cost` is the CPU time of this process that passed inside `read`, an upper bound of what it took itself.
+    no more. `cost` is the CPU time of this process that passed inside `read`, an upper bound of what it took itself. `longest`:
+    of its gaps, 0 where there is none.
     """
 
     def __init__(self, source: str, clock: Clock, every: Seconds, read: Callable[[], Awaitable[None]]) -> None:
@@ -47,9 +50,8 @@ class Beat:
         alive.cancel()
         await asyncio.wait({alive})
         await self._once()
-        now = self.clock.now()
-        if self._why and now - self._last > LATE * self.every:  # silent to the end: nothing came that would have told of it
-            self._silent(now)
+        if self._why:
+            self._silent_to_the_end(self.clock.now())
         told = {"readings": self.readings, "failures": self.failures, "gaps": self.gaps, "longest_gap_s": self.longest}
         self._say("stopped", every_s=self.every, cost_s=self.cost, **told)
 
@@ -75,11 +77,22 @@ class Beat:
         finally:
             self.cost += cpu_time() - before
         now = self.clock.now()
-        self.longest = max(self.longest, now - self._last)
         if now - self._last > LATE * self.every:
             self._silent(now)
+        elif self._why:
+            self._say("back", after=self._why)
         self.readings += 1
         self._last, self._why = now, ""
+
+    def _silent_to_the_end(self, now: Seconds) -> None:
+        """Nothing came any more that would have told of it."""
+        silence = now - self._last
+        if silence > LATE * self.every:
+            self._silent(now)
+        if not self.readings and self.failures >= SEVERAL:
+            self._say("lost", reason=f"none of {self.failures} readings came: {self._why}", readings=0)
+        elif silence >= max(GONE * self.every, GONE):
+            self._say("lost", reason=f"silent for the last {silence:.1f} s: {self._why}", readings=self.readings)
 
     def _silent(self, until: Seconds) -> None:
         self.gaps += 1

@@ -210,4 +210,4 @@ def _why_not(nvml: Any, error: Any) -> str:
         nvml.NVML_ERROR_NO_PERMISSION: "this user may not talk to the driver: look at the permissions of /dev/nvidia*",
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "library and kernel driver differ in version: reboot, or restart the container",
     }
-    return f"NVML: {error}: {advice.get(error.value, 'nvidia-smi says more')}"
+    return advice.get(error.value, f"NVML answers {error}: nvidia-smi says more")

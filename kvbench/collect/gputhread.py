@@ -31,7 +31,7 @@ def open_gpus(asked: Sequence[int | str] | None, now: Seconds) -> Gpus:
     try:
         gpus.choose(asked, os.environ.get("CUDA_VISIBLE_DEVICES"))
     except pynvml.NVMLError as error:
-        raise CollectorError(f"NVML: {error}") from None
+        raise CollectorError(f"NVML answers {error}") from None
     if not gpus.gpus:
         raise CollectorError("no GPU is meant: CUDA_VISIBLE_DEVICES is empty, or this machine has none")
     for gpu in gpus.gpus:
@@ -46,14 +46,16 @@ class GpuThread:
 
     def __init__(self, gpus: Gpus, source: str, clock: Clock, every: Seconds, take: Take) -> None:
         self.gpus, self.source, self.clock, self.every = gpus, source, clock, every
+        self.asked = every  # before it was made rarer
         self.readings = self.gaps = 0
-        self.longest: Seconds = 0.0
+        self.longest: Seconds = 0.0  # of the gaps
         self.cost: Seconds = 0.0  # CPU of the thread
         self.inside: Seconds = 0.0  # wall time in calls
         self._take, self._loop = take, clock.loop
         self._end = threading.Event()
         self._said: set[tuple[str, str]] = set()
         self._throttled: dict[str, frozenset[str]] = {}
+        self._last: Seconds = clock.now()  # when the latest reading began
         self._thread = threading.Thread(target=self._run, name="kvbench-nvml", daemon=True)
 
     def start(self) -> None:
@@ -66,17 +68,19 @@ class GpuThread:
         self._end.set()
         await asyncio.to_thread(self._thread.join, PATIENCE)
         if self._thread.is_alive():
+            now = self.clock.now()
+            self._take(list(self._gap(self._last, now, "the driver does not answer")))
             raise CollectorError(f"a call into the driver has not returned for {PATIENCE:g} s")
         await asyncio.sleep(0)  # what the thread has handed over is told before its account
 
     def account(self) -> dict[str, Any]:
         told = {"readings": self.readings, "gaps": self.gaps, "longest_gap_s": self.longest, "failures": 0}
-        return told | {"cost_s": self.cost, "in_calls_s": self.inside, "every_s": self.every}
+        return told | {"cost_s": self.cost, "in_calls_s": self.inside, "every_s": self.every, "every_first_s": self.asked}
 
     # ---- in the thread
 
     def _run(self) -> None:
-        last, due = self.clock.now(), self.clock.now()
+        self._last = due = self.clock.now()
         while True:
             ended = self._end.is_set()
             before, cpu = stopwatch(), thread_time()
@@ -90,8 +94,12 @@ class GpuThread:
             spent = (stopwatch() - before) / 1e9
             self.inside += spent
             self.cost += thread_time() - cpu
-            items += self._kept_pace(last, now, spent)
-            last = now
+            if all(gpu.lost for gpu in self.gpus.gpus):
+                why = f"every GPU is lost: {self.gpus.gpus[0].lost}"
+                self._hand_over([*items, self._event(self.clock.now(), "lost", reason=why, readings=self.readings)])
+                return
+            items += self._kept_pace(self._last, now, spent)
+            self._last = now
             self.readings += 1
             self._hand_over(items)
             if ended:
@@ -108,16 +116,19 @@ class GpuThread:
     def _read(self, now: Seconds) -> Iterator[Sample | Event]:
         for gpu in self.gpus.gpus:
             if gpu.lost:
+                yield from self._silent(gpu, now)
                 continue
             for _, name, value in self.gpus.read(gpu, now):
                 yield Sample(t=self.clock.now(), name=name, value=value, source=self.source, labels=gpu.labels)
             yield from self._silent(gpu, now)
-            yield from self._held_back(gpu, now)
+            if not gpu.lost:
+                yield from self._of_the_system(gpu, now)
+                yield from self._held_back(gpu, now)
         for name, value in joined(self.gpus.gpus):
             yield Sample(t=now, name=name, value=value, source=self.source)
 
     def _silent(self, gpu: Gpu, now: Seconds) -> Iterator[Sample | Event]:
-        """What this GPU does not tell, once each; and system memory where the GPU has none of its own."""
+        """What this GPU does not tell, once each."""
         for group, why in (("", gpu.lost), *gpu.off.items()):
             if not why or (gpu.uuid, group) in self._said:
                 continue
@@ -125,6 +136,9 @@ class GpuThread:
             state, metric = ("gpu_lost", "every metric") if not group else ("unsupported", f"{group} of GPU {gpu.index}")
             yield self._event(now, state, metric=metric, reason=why, gpu=gpu.index, uuid=gpu.uuid, last=gpu.seen)
             yield Sample(t=now, name=f"gpu_{group or 'alive'}", value=None, source=self.source, labels=gpu.labels)
+
+    def _of_the_system(self, gpu: Gpu, now: Seconds) -> Iterator[Sample]:
+        """The system's memory, where the GPU has none of its own."""
         if self.gpus.integrated(gpu):
             system = psutil.virtual_memory()
             gpu.values["gpu_memory"] = (system.total - system.available) / system.total
@@ -141,14 +155,17 @@ class GpuThread:
 
     def _kept_pace(self, last: Seconds, now: Seconds, spent: Seconds) -> Iterator[Event]:
         """A gap is told; calls that take long are made more rarely, since the server's own go through the same lock."""
-        late = now - last
-        self.longest = max(self.longest, late)
-        if late > LATE * self.every and self.readings:
-            self.gaps += 1
-            yield self._event(now, "gap", start=last, end=now, periods=late / self.every, reason="the driver answered late")
+        if self.readings:
+            yield from self._gap(last, now, "the driver answered late")
         if spent > BUSY * self.every and self.every < SLOWEST and self.readings > 1 and self.inside > BUSY * now:
             self.every = min(SLOWEST, 2 * self.every)
             yield self._event(now, "slower", every_s=self.every, reason=f"one reading took {spent:.3g} s")
+
+    def _gap(self, last: Seconds, now: Seconds, why: str) -> Iterator[Event]:
+        silence = now - last
+        if silence > LATE * self.every:
+            self.gaps, self.longest = self.gaps + 1, max(self.longest, silence)
+            yield self._event(now, "gap", start=last, end=now, periods=silence / self.every, reason=why)
 
     def _event(self, now: Seconds, state: str, **data: Any) -> Event:
         return Event(t=now, kind="collector", data={"source": self.source, "state": state, **data})

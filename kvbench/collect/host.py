@@ -41,8 +41,6 @@ class HostCollector:
         self._began = 0
 
     async def open(self) -> dict[str, Any]:
-        psutil.cpu_percent()  # the first reading of these two is of nothing
-        self.process.cpu_percent()
         return {"cores": psutil.cpu_count(), "memory_bytes": psutil.virtual_memory().total, "every": self.beat.every}
 
     def start(self, emit: Emit) -> None:
@@ -67,10 +65,10 @@ class HostCollector:
 
     async def _read(self) -> None:
         at = self.clock.now()
-        for name, value in machine():
-            self.emit(Sample(t=at, name=f"host_{name}", value=value, source=self.source))
-        for name, value in self._own():
-            self.emit(Sample(t=at, name=f"client_{name}", value=value, source=self.source))
+        for of, readings in (("host", machine()), ("client", self._own())):
+            for name, value in readings:
+                if name != "cpu" or self.beat.readings:  # the first is of the time before the run
+                    self.emit(Sample(t=at, name=f"{of}_{name}", value=value, source=self.source))
         await asyncio.sleep(0)
 
     def _own(self) -> Iterator[tuple[str, float]]:
@@ -88,7 +86,7 @@ class HostCollector:
 
 
 def machine() -> Iterator[tuple[str, float]]:
-    """(name, value) of the whole machine, in base units."""
+    """(name, value) of the whole machine, in base units. Its first `cpu` is of nothing."""
     memory = psutil.virtual_memory()
     yield "cpu", psutil.cpu_percent() / 100
     yield "memory", (memory.total - memory.available) / memory.total

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from kvbench.clock import Clock
+from kvbench.clock import Clock, stopwatch
 from kvbench.collect import Collector, CollectorError, Emit, Place
 from kvbench.collect.beat import Beat
 from kvbench.collect.kvframes import Batch, Change, read
 from kvbench.collect.residents import Asked, Residents
+from kvbench.collect.scrape import SLICE
 from kvbench.core import Event, Record, Request, Seconds, Window
 
 LOOK: Seconds = 0.2  # between two looks at the socket, whose descriptor tells of changes only
@@ -78,6 +79,7 @@ class KvEventsCollector:
         self._ahead: deque[tuple[int, Batch]] = deque()  # came behind a hole that a replay is asked to fill
         self._asking: Stream | None = None  # whose hole that is
         self._delay: Seconds = float("inf")  # the least of a message behind its own time
+        self._answered = 0
         self._live: dict[int, Seconds] = {}
         self._over: deque[Asked] = deque()  # answered, while events of theirs may still be on their way
         self._beat = Beat(self.source, self.clock, LOOK, self._look)
@@ -137,6 +139,15 @@ class KvEventsCollector:
             unresolved=self.residents.unresolved,
             clock_offset_s=self._offset if math.isfinite(self._delay) else None,
         )
+        if self._answered and not self.messages:
+            self._say("lost", reason=self._nothing())
+
+    def _nothing(self) -> str:
+        """Why a run whose requests were answered has no message."""
+        if self.broken:
+            return f"{self.broken} messages came, and none is of vLLM's form: is this the server's endpoint for KV events?"
+        asked = f"no message came while {self._answered:,} requests were answered"
+        return f"{asked}: is this the server's endpoint, are bind and topic right, and are prompts longer than a block?"
 
     # ---- requests
 
@@ -147,6 +158,7 @@ class KvEventsCollector:
         began, now = self._live.pop(request.id), self.clock.now()
         if record.n_in is None:
             return  # never answered: whether it was looked up is not known
+        self._answered += 1
         prompt = self.place.prompt(request)
         if prompt is None or len(prompt) != record.n_in:
             self.blind += 1
@@ -162,14 +174,16 @@ class KvEventsCollector:
     # ---- messages
 
     async def _look(self) -> None:
+        began = stopwatch()
         while True:
             try:
                 frames = self._socket.recv_multipart(self._zmq.NOBLOCK)
             except self._zmq.Again:
                 break
             self._frame(frames)
-            if not self.messages % 64:
+            if stopwatch() - began > SLICE:
                 await asyncio.sleep(0)
+                began = stopwatch()
         settled = self.clock.now() - LATE
         self._settle(settled)
         under_way = (*self._live.values(), *(asked.sent for asked in self._over))

@@ -22,6 +22,7 @@ from kvbench.core import Event, Seconds, Window
 from kvbench.units import Duration, Span, duration
 
 MARGIN: Final[Seconds] = 2.0  # between the end of a window and that of its phase: closing writes a file
+SLACK: Final[Seconds] = 0.1  # by which a window may begin late and still be what was asked for
 STOPPING: Final[Seconds] = 9.0  # for a window that is open when the run ends
 COUNTING: Final[Seconds] = 60.0
 COUNT: Final = (  # in a process of its own, at the lowest priority: the load goes on
@@ -119,6 +120,7 @@ class NsightCollector:
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
         self._rested: Seconds = 0.0
+        self._disturbed: Seconds = 0.0  # until when a capture was
         self._due = spec.times()
         self._crowded = False  # a trigger met too little time, and that was told
 
@@ -175,6 +177,8 @@ class NsightCollector:
         busy = self._task is not None and not self._task.done()
         if not scheduled and (busy or stay is None or now < self._rested or self.windows >= self.spec.most):
             return  # what triggers holds on for a while, and once is enough
+        if not scheduled and why.get("start", now) < self._disturbed:
+            return  # a capture slows the server: it would be the cause of the next
         refused = self._no_room(now)
         if busy:
             refused = "another window is open"
@@ -194,7 +198,11 @@ class NsightCollector:
         if stay is None:
             return "the phase is over"
         needed, left = self.spec.length + MARGIN, stay.end - now
-        return f"{duration(max(0.0, left))} are left of the phase, and a window needs {duration(needed)}" if left < needed else ""
+        return (
+            f"{duration(max(0.0, left))} are left of the phase, and a window needs {duration(needed)}"
+            if left < needed - SLACK
+            else ""
+        )
 
     async def _captured(self, why: dict[str, Any]) -> None:
         """A window, and where nothing came of it a second one."""
@@ -224,14 +232,16 @@ class NsightCollector:
         except (ProfilerError, OSError) as error:
             if begun or not isinstance(error, ProfilerError) or error.begun:
                 await self.profiler.abandon()
-                told |= {"start": start, "end": self.clock.now()}
+                self._disturbed = self.clock.now()
+                told |= {"start": start, "end": self._disturbed}
             self._tell("failed", reason=str(error), **told)
             return str(error)
         except asyncio.CancelledError:
             late = f"it was not closed within {STOPPING:g} s of the run's end"
             self._tell("failed", reason=late, start=start, end=self.clock.now(), **told)
             raise
-        told |= {"start": start, "end": self.clock.now(), "file": path.name if path is not None else None}
+        self._disturbed = self.clock.now()
+        told |= {"start": start, "end": self._disturbed, "file": path.name if path is not None else None}
         ranges, reason = None, "the run ended before its ranges were counted"
         try:
             ranges, reason = await self._count(path)

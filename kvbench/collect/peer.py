@@ -7,6 +7,7 @@ import msgspec
 
 from kvbench.clock import stopwatch
 from kvbench.core import Nanos, Seconds
+from kvbench.unanswered import why
 
 PATIENCE: Seconds = 5.0  # for an answer
 EXCHANGES = 8  # of the clock; the one with the shortest round trip counts
@@ -101,8 +102,8 @@ class Peer:
                 return bytes(body), came
         except TimeoutError:
             raise OSError(f"{url}: no answer within {PATIENCE:g} s") from None
-        except aiohttp.ClientError as error:
-            raise OSError(f"{url}: {error or type(error).__name__}") from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise OSError(f"{url}: {why(error)}") from None
 
 
 def _whole(found: dict[str, Any]) -> bool:

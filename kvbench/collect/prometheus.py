@@ -83,7 +83,7 @@ class PrometheusCollector:
         self._opened = stopwatch()
         for number, page in enumerate(pages):
             await unhurried(self.fleet.take(number, page))
-        told = [await self._facts(number, page) for number, page in enumerate(pages)]
+        told = await asyncio.gather(*(self._facts(number, page) for number, page in enumerate(pages)))
         gives = sorted({meaning for source in self.fleet.sources for meaning in source})
         return {"every": self.spec.every, "pages": told, "gives": gives, "not_exposed": self.fleet.missing()}
 

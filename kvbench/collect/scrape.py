@@ -9,6 +9,7 @@ import aiohttp
 from kvbench.clock import Clock, stopwatch
 from kvbench.collect.exposition import NotAPageError, Page, Reader
 from kvbench.core import Nanos, Seconds
+from kvbench.unanswered import why
 
 Headers = Mapping[str, str]
 
@@ -57,8 +58,8 @@ class Scrape:
                 return found
         except TimeoutError:
             raise OSError(f"{self.url}: no page within {self.patience:g} s") from None
-        except aiohttp.ClientError as error:
-            raise OSError(f"{self.url}: {error or type(error).__name__}") from None
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise OSError(f"{self.url}: {why(error)}") from None
 
     async def read(self, reader: Reader) -> Scraped:
         """The same, read."""

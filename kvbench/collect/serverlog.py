@@ -55,7 +55,8 @@ class ServerLog(BaseModel):
 
 
 class ServerLogCollector:
-    """Events of kind `server_log` (rule, level, line, values), and a counter `log_<rule>_total` per rule that matched."""
+    """Events of kind `server_log` (rule, level, line, values), and a counter `log_<rule>_total` per rule that matched: told when
+    it does, and once a second from then on, so that each window has its increase."""
 
     source = "server_log"
 
@@ -66,6 +67,7 @@ class ServerLogCollector:
         self.beat = Beat(self.source, clock, spec.every, self._read)
         self.counts: Counter[str] = Counter()
         self.lines = 0
+        self._read_at = 0.0
         self._descriptor, self._file = -1, (0, 0)
         self._rest = b""
         self._lines: deque[bytes] = deque()  # read, and not looked at yet
@@ -102,8 +104,11 @@ class ServerLogCollector:
     async def stop(self) -> None:
         await self.beat.stop()
         self._split(b"\n")  # a last line without its end
-        for _ in self._take(self.clock.now(), Counter()):
+        at, told = self.clock.now(), Counter[str]()
+        for _ in self._take(at, told):
             pass
+        if told:
+            self._count(at, told)
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -120,7 +125,17 @@ class ServerLogCollector:
         for name, n in told.items():
             if n > TOLD:
                 self._tell(at, {"rule": name, "more": n - TOLD, "why": f"only {TOLD} of one rule are told per reading"})
-            self.emit(Sample(t=at, name=f"log_{name}_total", value=self.counts[name], source=self.source))
+        self._count(at, told)
+
+    def _count(self, at: float, told: "Counter[str]") -> None:
+        """What is told of a rule begins with 0, at the reading before its first match."""
+        again = int(at) > int(self._read_at)
+        for name, n in self.counts.items():
+            if n == told[name]:
+                self.emit(Sample(t=self._read_at, name=f"log_{name}_total", value=0, source=self.source))
+            if again or told[name]:
+                self.emit(Sample(t=at, name=f"log_{name}_total", value=n, source=self.source))
+        self._read_at = at
 
     def _turn(self, at: float) -> None:
         """Follow the name to another file, or back to the start of one that was cut off."""
@@ -161,7 +176,8 @@ class ServerLogCollector:
             told[name] += 1
             if told[name] <= TOLD:
                 text = {"rule": name, "level": match.rule.level, "line": self._blotted(line), "number": self.lines}
-                self._tell(at, {**text, "values": match.values} if match.values else text)
+                values = {key: self._blotted(one) if isinstance(one, str) else one for key, one in match.values.items()}
+                self._tell(at, {**text, "values": values} if values else text)
 
     def _tell(self, at: float, data: dict[str, Any]) -> None:
         self.emit(Event(t=at, kind="server_log", data=data))

@@ -1,6 +1,7 @@
 """How a server is set up, as far as it says: blocks, their size, tokens of KV cache, context, version. For the manifest."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from kvbench.collect.exposition import Page
 from kvbench.collect.scrape import LONG, UNANSWERED, Headers, parts
 from kvbench.collect.servers import CONFIG
 
+PATIENCE = aiohttp.ClientTimeout(total=2)  # settings are nice to have: the run does not wait long for them
 _INFO = "vllm:cache_config_info"
 _KEPT = (
     "block_size", "num_gpu_blocks", "num_cpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency", "sliding_window",
@@ -36,6 +38,8 @@ def configured(page: Page) -> list[dict[str, Any]]:
     for name, key in CONFIG.items():
         for row in page.rows.get(name, ()) if key else ():
             labels = dict(row.labels)
+            if not math.isfinite(row.value):
+                continue
             engine = ",".join(labels[each] for each in ("engine", "dp_rank", "tp_rank", "worker_id") if each in labels)
             others.setdefault(engine, {"engine": engine or None}).setdefault(key, row.value)
     return [row | _capacity(row) for row in (*rows, *others.values())]
@@ -56,7 +60,7 @@ async def asked(session: aiohttp.ClientSession, base: str, headers: Headers, kin
     for kind in sorted(kinds & _ASKED.keys()):
         path, keys = _ASKED[kind]
         try:
-            async with session.get(base + path, allow_redirects=False, headers=headers) as answer:
+            async with session.get(base + path, allow_redirects=False, headers=headers, timeout=PATIENCE) as answer:
                 said = json.loads(b"".join(await parts(answer, LONG))) if answer.status == 200 else None
         except (*UNANSWERED, ValueError, RecursionError):
             continue
@@ -73,6 +77,8 @@ def _number(text: str) -> Any:
     try:
         number = float(text)
     except ValueError:
+        return text
+    if not math.isfinite(number):
         return text
     return int(number) if number.is_integer() and "." not in text else number
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from kvbench import units
 
 Kind = Literal["latency", "gauge", "counter", "ratio", "rate", "count"]
-Unit = Literal["s", "share", "/s", ""]
+Unit = Literal["s", "share", "/s", "W", "J", "C", "Hz", ""]
 
 
 class Metric(NamedTuple):
@@ -87,7 +87,8 @@ def show(value: float | None, name: Name) -> str:
         return units.duration(value)
     if name.of.unit == "share":
         return f"{100 * value:.4g} %"
-    return f"{value:.4g}{name.of.unit}"
+    number = f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return f"{number}{name.of.unit}" if name.of.unit in ("", "/s") else f"{number} {name.of.unit}"
 
 
 def _hint(text: str) -> str:
@@ -99,6 +100,10 @@ _WRITTEN: dict[Unit, tuple[dict[str, float], str, str]] = {
     "s": (units.DURATIONS, "a duration", "800ms"),
     "share": (units.SHARES, "a share", "90%"),
     "/s": (units.RATES, "a rate", "2/s"),
+    "W": ({"W": 1.0, "kW": 1e3}, "a power", "300W"),
+    "J": ({"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": 3.6e3, "kWh": 3.6e6}, "an energy", "50kJ"),
+    "C": ({"C": 1.0}, "a temperature in degrees Celsius", "85C"),
+    "Hz": ({"Hz": 1.0, "MHz": 1e6, "GHz": 1e9}, "a frequency", "1.4GHz"),
 }
 
 METRICS: dict[str, Metric] = {
@@ -145,6 +150,17 @@ METRICS: dict[str, Metric] = {
     "gpu_memory": Metric(
         "gauge", "share", "device memory in use / device memory; flat where the server takes it at the start", "low"
     ),
+    "gpu_utilization": Metric("gauge", "share", "share of the time in which a kernel ran; mean of the target's GPUs"),
+    "gpu_power_w": Metric("gauge", "W", "power that the target's GPUs draw together", "low"),
+    "gpu_temperature_c": Metric("gauge", "C", "temperature of the hottest GPU", "low"),
+    "gpu_sm_clock_hz": Metric("gauge", "Hz", "clock of the GPUs' multiprocessors, mean"),
+    "power": Metric("gauge", "W", "power that the embedded engine's devices draw together, modelled", "low"),
+    "slot_efficiency": Metric("gauge", "share", "valid tokens in referenced KV blocks / the tokens they could hold", "high"),
+    "reserved_share": Metric("gauge", "share", "KV bytes held beyond the next token's block / KV bytes", "low"),
+    "host_cpu": Metric("gauge", "share", "CPU of the client's machine in use", "low"),
+    "host_memory": Metric("gauge", "share", "memory of the client's machine in use", "low"),
+    "gpu_energy_j_total": Metric("counter", "J", "energy that the target's GPUs drew", "low"),
+    "energy_total": Metric("counter", "J", "energy that the embedded engine's devices drew, modelled", "low"),
     "preemptions_total": Metric("counter", "", "times a running request lost its blocks", "low"),
     "oom_total": Metric("counter", "", "requests that failed for lack of KV memory", "low"),
     "admitted_total": Metric("counter", "", "requests that the engine took, and did not turn away for the time being"),

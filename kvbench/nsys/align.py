@@ -34,7 +34,7 @@ def aligned(capture: Capture, wall: Seconds, windows: Iterable[Window], events: 
         )
     zero = capture.utc - round(wall * 1e9)
     begin, end = (zero + capture.begin) / 1e9, (zero + capture.end) / 1e9
-    every = list(windows)
+    every = [window for window in windows if window.end > window.start]  # of a damaged run some may have no length
     covered = [window for window in every if window.start < end and window.end > begin]
     if not covered:
         last = max((window.end for window in every), default=0.0)

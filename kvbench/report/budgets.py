@@ -66,7 +66,7 @@ def _counter(name: Name, summary: Mapping[str, Any]) -> Stat:
     if row["value"] is None:
         return Stat(None, 0, reason=row["reason"])
     if name.statistic == "last":
-        return Stat(None, 0, reason="a counter's last reading says nothing of a run")
+        return Stat(row["last"], row["n"])
     seconds = summary["headline"]["seconds"]
     if name.statistic == "rate":
         return Stat(row["value"] / seconds, row["n"]) if seconds else Stat(None, 0, reason="the interval is empty")

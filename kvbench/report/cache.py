@@ -1,25 +1,43 @@
 """What the server or the embedded engine said of its KV cache and queue, over one interval, beside what the answers said."""
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvbench.core import Record, Sample, Seconds
+from kvbench.metrics.names import METRICS
 from kvbench.report.intervals import Floats
 
-GAUGES = ("kv_usage", "cached_share", "running", "waiting")
-COUNTERS = (
-    "preemptions_total", "hit_tokens_total", "query_tokens_total", "recompute_tokens_total", "oom_total", "admitted_total",
-)  # fmt: skip
+GAUGES = tuple(name for name, metric in METRICS.items() if metric.kind == "gauge")
+COUNTERS = tuple(name for name, metric in METRICS.items() if metric.kind == "counter")
 FULL = (0.90, 0.95)  # shares of the pool above which time is counted
 APART = ("kvbench", "node")  # sources of readings that this tool takes of itself, and of parts whose sum is read too
+ORDER = ("nvml", "agent", "prometheus")  # of sources that tell the same equally long, which is taken: the nearest to the device
+NEAR = 0.1  # of the interval: sources whose readings cover it to within so much tell equally long
+
+Series = dict[str, tuple[Floats, Floats]]
+
+
+class Teller(NamedTuple):
+    """What one source tells of a name. whole: its series (times, values), by source and labels; parts: the engines or devices that
+    a series of all together stands for. left: that series has no value any more at the end of the interval."""
+
+    source: str
+    whole: Series
+    parts: Series
+    left: bool
 
 
 def engine(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str, Any]:
     """Gauges and counters of the target in [start, end]; null with a reason where it does not expose one."""
-    found: dict[str, Any] = {name: gauge(samples, name, start, end) for name in GAUGES}
-    found |= {name: counter(samples, name, start, end) for name in COUNTERS}
+    known: dict[str, list[Sample]] = {name: [] for name in (*GAUGES, *COUNTERS)}
+    for sample in samples:
+        if sample.name in known:
+            known[sample.name].append(sample)
+    found: dict[str, Any] = {name: gauge(known[name], name, start, end) for name in GAUGES}
+    found |= {name: counter(known[name], name, start, end) for name in COUNTERS}
     hits, queries = (found[name]["value"] for name in ("hit_tokens_total", "query_tokens_total"))
     if hits is None or not queries:
         reason = found["query_tokens_total"].get("reason") or "no prompt token was looked up"
@@ -35,48 +53,78 @@ def engine(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str,
     return found
 
 
-def second(sample: Sample) -> bool:
-    """Of the whole target like the readings without labels, by another collector that also tells it (crew.py)."""
-    return sample.labels.keys() == {"collector"}
-
-
-Series = dict[str, tuple[Floats, Floats]]
-
-
 def series(samples: Sequence[Sample], name: str) -> Series:
-    """(times, values) of one name per source and labels, in order of time. Where a source tells of all its engines together, that
-    series stands for them."""
-    return _series(samples, name)[0]
+    """(times, values) of one name per source and labels, in order of time, as one source tells them. Where it tells of all its
+    engines together, that series stands for them."""
+    tellers = _tellers(samples, name, 0.0, math.inf)
+    return tellers[0].whole if tellers else {}
 
 
-def _series(samples: Sequence[Sample], name: str) -> tuple[Series, Series]:
-    """The same, and beside it the engines that such a series stands for."""
-    rows: dict[tuple[str, str], list[tuple[float, float]]] = {}
+def rank(source: str, times: Iterable[Seconds], start: Seconds, end: Seconds, most: float = 1.0) -> tuple[bool, int]:
+    """By which sources of the same are sorted, best first: those that cover less of [start, end] than `most` come later."""
+    at = ORDER.index(source) if source in ORDER else len(ORDER)
+    return coverage(times, start, end) < most - NEAR, at
+
+
+def coverage(times: Iterable[Seconds], start: Seconds, end: Seconds) -> float:
+    """Share of [start, end] from the first to the last of these instants; 1 of an interval without length or end."""
+    known = sorted(times)
+    if not known or end <= start or math.isinf(end):
+        return float(bool(known))
+    return max(0.0, min(end, known[-1]) - max(start, known[0])) / (end - start)
+
+
+def _tellers(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds) -> list[Teller]:
+    """Those who tell a name, the one to take first. Collectors that share a source, or tell what another told first, have their
+    place in the label `collector` (crew.py)."""
+    rows: dict[tuple[str, str], dict[str, list[tuple[float, float | None]]]] = {}
     for sample in samples:
-        if sample.name == name and sample.value is not None and sample.source not in APART and not second(sample):
-            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
-            rows.setdefault((sample.source, labels), []).append((sample.t, sample.value))
-    whole: Series = {}
-    parts: Series = {}
-    for (source, labels), row in rows.items():
-        told = np.array([t for t, _ in row]), np.array([v for _, v in row])
-        (parts if labels and (source, "") in rows else whole)[f"{source},{labels}" if labels else source] = told
-    return whole, parts
+        if sample.name == name and sample.source not in APART:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()) if key != "collector")
+            own = rows.setdefault((sample.source, sample.labels.get("collector", "")), {})
+            own.setdefault(labels, []).append((sample.t, sample.value))
+    for source, place in list(rows):
+        alone = rows.get((source, ""), {})
+        if place and alone and "" not in alone:  # the sum that another collector told first, with the parts that only this one tells
+            rows[source, ""] = alone | rows.pop((source, place))
+    times = {key: [t for row in own.values() for t, value in row if value is not None] for key, own in rows.items()}
+    most = max((coverage(told, start, end) for told in times.values()), default=0.0)
+    known = [key for key in rows if times[key]]
+    known.sort(key=lambda key: rank(key[0], times[key], start, end, most))
+    return [_teller(key[0], rows[key], end) for key in known]
+
+
+def _teller(source: str, own: dict[str, list[tuple[float, float | None]]], end: Seconds) -> Teller:
+    found = Teller(source, {}, {}, bool(left := [value for t, value in own.get("", ()) if t <= end]) and left[-1] is None)
+    for labels, row in own.items():
+        told = np.array([t for t, v in row if v is not None]), np.array([v for _, v in row if v is not None])
+        if len(told[0]):
+            (found.parts if labels and "" in own else found.whole)[f"{source},{labels}" if labels else source] = told
+    return found
+
+
+def _beside(tellers: Sequence[Teller]) -> dict[str, Any]:
+    """Whose number it is, where others tell one too."""
+    others = [one.source for one in tellers[1:]]
+    return {"source": tellers[0].source, "beside": others} if others else {}
 
 
 def gauge(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds) -> dict[str, Any]:
-    """Each reading holds until the next. Several series are listed, never mixed into one number; the engines of one that was told
-    for all of them stand apart, where they are several."""
-    whole, parts = _series(samples, name)
-    rows = {label: _gauge(times, values, start, end) for label, (times, values) in whole.items()}
+    """Each reading holds until the next. Of several sources one is taken (`source`, the others are `beside`). Several series of it
+    are listed, never mixed into one number; the engines of one that was told for all of them stand apart, where they are several.
+    """
+    tellers = [one for one in _tellers(samples, name, start, end) if one.whole]
+    if not tellers:
+        return {"mean": None, "max": None, "n": 0, "reason": "not exposed by the target"}
+    rows = {label: _gauge(times, values, start, end) for label, (times, values) in tellers[0].whole.items()}
     rows = {label: row for label, row in rows.items() if row}
     if len(rows) == 1:
-        engines = {label: _gauge(times, values, start, end) for label, (times, values) in parts.items()}
+        engines = {label: _gauge(times, values, start, end) for label, (times, values) in tellers[0].parts.items()}
         engines = {label: row for label, row in engines.items() if row}
-        return next(iter(rows.values())) | ({"engines": engines} if len(engines) > 1 else {})
+        return next(iter(rows.values())) | ({"engines": engines} if len(engines) > 1 else {}) | _beside(tellers)
     if not rows:
         return {"mean": None, "max": None, "n": 0, "reason": "not exposed by the target"}
-    return {"mean": None, "max": None, "n": 0, "reason": f"{len(rows)} series: see `series`", "series": rows}
+    return {"mean": None, "max": None, "n": 0, "reason": f"{len(rows)} series: see `series`", "series": rows} | _beside(tellers)
 
 
 def _gauge(times: Floats, values: Floats, start: Seconds, end: Seconds) -> dict[str, Any]:
@@ -101,24 +149,28 @@ def _gauge(times: Floats, values: Floats, start: Seconds, end: Seconds) -> dict[
 
 
 def counter(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds) -> dict[str, Any]:
-    """Increase in [start, end], summed over series; a fall is a reset, after which the counter began at 0. Null where a series
-    that was told of all engines had no value any more at the end."""
-    total, resets, n = 0.0, 0, 0
-    last = {s.source: s.value for s in samples if s.name == name and not s.labels and s.source not in APART and s.t <= end}
-    if any(value is None for value in last.values()) and series(samples, name):
-        return {"value": None, "n": 0, "resets": 0, "reason": "it left the server's page before the end"}
-    for times, values in series(samples, name).values():
+    """Increase in [start, end], summed over the series of one source; a fall is a reset, after which the counter began at 0. Null
+    where a series that was told of all engines had no value any more at the end. last: what it stood at."""
+    tellers = [one for one in _tellers(samples, name, start, end) if one.whole]
+    none = {"value": None, "n": 0, "resets": 0, "last": None}
+    if not tellers:
+        return none | {"reason": "not exposed by the target"}
+    if tellers[0].left:
+        return none | {"reason": "it left the server's page before the end"}
+    total, last, resets, n = 0.0, 0.0, 0, 0
+    for times, values in tellers[0].whole.values():
         before = int(np.searchsorted(times, start, side="right")) - 1  # the last reading at or before the start
         inside = values[max(0, before) : int(np.searchsorted(times, end, side="right"))]
         if len(inside) < 2:
             continue
         steps = np.diff(inside)
         total += float(np.where(steps >= 0, steps, inside[1:]).sum())
+        last += float(inside[-1])
         resets += int((steps < 0).sum())
         n += len(inside)
     if not n:
-        return {"value": None, "n": 0, "resets": 0, "reason": "not exposed by the target"}
-    return {"value": total, "n": n, "resets": resets, "reason": None}
+        return none | {"reason": "not exposed by the target"}
+    return {"value": total, "n": n, "resets": resets, "last": last, "reason": None} | _beside(tellers)
 
 
 def told(records: Sequence[Record]) -> dict[str, Any]:

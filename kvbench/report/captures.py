@@ -5,8 +5,8 @@ cohort, and that time the headline's rates and throughput. Rows of phases, gauge
 """
 
 import shlex
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from kvbench import units
 from kvbench.core import Seconds
@@ -38,8 +38,11 @@ def captures(files: RunFiles, found: list[Phase], head: Headline) -> dict[str, A
 
 
 def _window(data: Mapping[str, Any], t: Seconds, files: RunFiles) -> dict[str, Any]:
-    kept = ("state", "start", "end", "file", "bytes", "ranges", "reason", "trigger")
-    row: dict[str, Any] = {"t": t, **{name: data.get(name) for name in kept}, "command": None}
+    """What the event says, as far as it makes sense: its file may be damaged."""
+    row: dict[str, Any] = {"t": t}
+    for name, makes_sense in KEPT.items():
+        row[name] = data.get(name) if makes_sense(data.get(name)) else None
+    row["command"] = None
     if row["file"]:
         path = files.directory / str(row["file"])
         row["command"] = f"kvbench profile {shlex.quote(str(path))} --run {shlex.quote(str(files.directory))}"
@@ -56,7 +59,8 @@ def rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             continue
         counted = f"{row['ranges']:,} ranges" if row["ranges"] is not None else "ranges not counted"
         where = row["file"] or "a file of the server's"
-        yield "capture", f"{where}, {units.duration(row['start'])} to {units.duration(row['end'])}, {counted} ({asked})"
+        span = " to ".join(units.duration(row[name]) for name in ("start", "end"))
+        yield "capture", f"{where}, {span}, {counted} ({asked})"
         if row["command"]:
             yield "", row["command"]
 
@@ -84,3 +88,21 @@ def _bounded(data: Mapping[str, Any]) -> bool:
 
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and _number(value)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _reason(value: Any) -> bool:
+    return isinstance(value, dict) and ("at" not in value or _number(value["at"]))
+
+
+KEPT: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "state": _text, "start": _number, "end": _number, "file": _text, "bytes": _count, "ranges": _count, "reason": _text,
+    "trigger": _reason,
+}  # fmt: skip

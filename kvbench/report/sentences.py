@@ -10,7 +10,7 @@ from kvbench.report.text import count, number
 Rows = list[tuple[str, str]]
 REAL = {  # checks that virtual time on the embedded engine has nothing for
     "loop_lag_p99", "client_cpu", "clock_steps", "workers_lost",
-    "server_requests", "count_mismatch", "recompute_in_hits", "collector_gap", "collectors_lost", "required_lost",
+    "server_requests", "count_mismatch", "recompute_in_hits", "collector_gap", "collectors_lost", "required_lost", "gpus_lost", "messages_lost",
 }  # fmt: skip
 
 

@@ -1,8 +1,5 @@
 """What answers at a URL: asked before the run, over aiohttp, away from the hot path. Nothing here ever repeats a header."""
 
-import os
-import re
-import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +7,7 @@ from typing import Any
 import aiohttp
 
 from kvbench.target import TargetUnreachable
+from kvbench.unanswered import why
 
 PATIENCE = aiohttp.ClientTimeout(total=10)
 _UNANSWERED = (aiohttp.ClientError, TimeoutError, OSError)
@@ -81,15 +79,7 @@ async def _server(session: aiohttp.ClientSession, base: str) -> dict[str, Any]:
 
 
 def _why(error: BaseException) -> str:
-    """What went wrong in the system's words; aiohttp's repeat the address, and how it holds its TLS context."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(error, TimeoutError):
-        return f"silent for {PATIENCE.total:g} s"
-    if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError) and cause.errno and cause.errno > 0:
-        return os.strerror(cause.errno).lower()
-    if isinstance(cause, socket.gaierror):
-        return (cause.strerror or str(cause)).lower()
-    return re.sub(r" ssl:\S+ \[(.*)\]$", r": \1", str(cause)) or type(error).__name__
+    return f"silent for {PATIENCE.total:g} s" if isinstance(error, TimeoutError) else why(error)
 
 
 async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any]:

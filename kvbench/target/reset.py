@@ -18,6 +18,7 @@ from kvbench.core import Event, Seconds
 from kvbench.target import TargetUnreachable
 from kvbench.target.counters import Hits, read
 from kvbench.target.openai import body_text
+from kvbench.unanswered import why
 
 PATIENCE: Seconds = 10.0  # for an answer, and again for a server that is busy to be so no longer
 PAUSE: Seconds = 0.5  # between two askings
@@ -111,7 +112,7 @@ async def _ask(session: aiohttp.ClientSession, base: str, way: Way, patience: Se
     except TimeoutError:
         raise TargetUnreachable(f"target.reset: {base}: {way.endpoint} gave no answer within {patience:g} s") from None
     except UNANSWERED as error:
-        raise TargetUnreachable(f"target.reset: {base}: {way.endpoint}: {error or type(error).__name__}") from None
+        raise TargetUnreachable(f"target.reset: {base}: {way.endpoint}: {why(error)}") from None
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:

@@ -270,6 +270,7 @@ def test_what_had_left_the_ring_is_counted(fake: Fake) -> None:
             clock.start()
             built.start(told.append)
             built.told["keep_s"] = 1000.0  # as if it kept more
+            await asyncio.sleep(0.2)
             await built._take_fine(0.0)
             await asyncio.sleep(1.5)
             await built.stop()
@@ -322,8 +323,9 @@ def test_an_agent_that_is_gone_at_the_end_costs_its_fine_readings(fake: Fake) ->
         return (await collect(Spec.model_validate({"url": found.url, "every": 0.1}), 0.3, found.stop))[1]
 
     told = asyncio.run(work())
-    (lost,) = states(told, "lost")
-    assert "from 0.0 s on are missing" in lost["reason"]
+    silent, lost = states(told, "lost")
+    assert silent["reason"].startswith("none of ")
+    assert lost["reason"].startswith("all its fine readings are missing: ")
 
 
 def test_a_lost_gpu_leaves_the_page_and_is_told_once(fake: Fake) -> None:

@@ -13,6 +13,8 @@ from kvbench.collect import CollectorError, Place
 from kvbench.collect.logrules import LogRule, first
 from kvbench.collect.serverlog import ServerLog
 from kvbench.core import Event, Sample
+from tests.stub.stub import DONE, FIN, C, Reply, Stub, U
+from tests.whole import against, served
 
 RULES = [
     LogRule.model_validate(rule)
@@ -115,7 +117,37 @@ def test_lines_become_events_at_the_time_of_reading(tmp_path: Path) -> None:
     ]
     assert found[0][0] == pytest.approx(1.2, abs=0.01)
     assert found[1][0] == pytest.approx(2.2, abs=0.01)
-    assert {sample.name: sample.value for sample in samples} == {"log_preemption_total": 1, "log_out_of_memory_total": 1}
+    counts = [(round(sample.t, 1), sample.name, sample.value) for sample in samples]
+    assert counts == [
+        (1.0, "log_preemption_total", 0), (1.2, "log_preemption_total", 1),
+        (2.0, "log_preemption_total", 1), (2.0, "log_out_of_memory_total", 0), (2.2, "log_out_of_memory_total", 1),
+        (3.0, "log_preemption_total", 1), (3.0, "log_out_of_memory_total", 1),
+        (3.0, "log_engine_dead_total", 0), (3.0, "log_engine_dead_total", 1),
+    ], "from 0 at the reading before, and once a second"  # fmt: skip
+
+
+def test_matches_are_counted_per_window(tmp_path: Path) -> None:
+    """Three in the first second, two in the third: each window of a second has its own."""
+    log = tmp_path / "server.log"
+    log.write_text("")
+
+    async def serve() -> None:
+        for lines in (3, 0, 2):
+            await asyncio.sleep(0.3)
+            with log.open("a") as file:
+                file.write("CUDA out of memory\n" * lines)
+            await asyncio.sleep(0.7)
+
+    text = served(
+        "{shape: constant, rate: 20/s}",
+        "{steady: {for: 4100ms}, drain: {for: 1s}}",
+        also=f"collect: [{{kind: server_log, file: {log}, every: 100ms}}]\nwindows: {{length: 1s, slide: 1s}}",
+    )
+    reply = Reply([(0, C("a") + FIN + U(8, 1) + DONE)])
+    run = against(Stub(reply), text, tmp_path, also=serve)
+    windows = run.lines("windows.jsonl")
+    assert [row["values"]["log_out_of_memory_total"] for row in windows][:4] == [3, 0, 2, 0]
+    assert run.summary["telemetry"]["happened"] == {"out_of_memory": 5}
 
 
 @pytest.mark.parametrize("way", ["moved", "cut"])
