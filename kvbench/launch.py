@@ -144,7 +144,8 @@ class Server:
             text = file.read(TAIL).decode(errors="replace")
             for secret in self.secrets:
                 text = text.replace(secret, "***")
-            lines = [line.rstrip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+            shown = (line.rstrip().rpartition("\r")[2] for line in text.split("\n"))  # of a progress bar its last state
+            lines = [line for line in shown if line.strip()]
             return [SECRET.sub(r"\1[...]", line)[-300:] for line in lines[-LINES:]]
         return []
 

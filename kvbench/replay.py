@@ -25,8 +25,8 @@ STEP: Seconds = 0.05
 
 
 def items(files: RunFiles) -> Iterator[Event | Sample | Window | Record]:
-    """Each kind in the order in which the run told it."""
-    yield from files.events
+    """Each kind in the order in which the run told it; but the accounts of its sinks, which it told when they were closed."""
+    yield from (event for event in files.events if event.kind != "sink" or "points" not in event.data)
     yield from files.windows
     yield from files.samples
     yield from files.records
@@ -64,7 +64,8 @@ def known(directory: Path, url: str) -> dict[str, Any] | None:
 
 
 def replay(directory: Path, spec: Influx, resume: bool, progress: Callable[[int, int], None]) -> dict[str, Any]:
-    """Send a run's points; `progress` is told (delivered, made so far). Returns the account, as a sink's `told`.
+    """Send a run's points; `progress` is told (delivered, made so far). Returns the account, as a sink's `told`, of the whole
+    run: what was delivered before counts; `sent` and `stored` are of this time. sink.json keeps it, and the report reads it there.
 
     Raises ValueError where `directory` is no run's, SinkError where the database cannot be written to or another process sends.
     """
@@ -72,7 +73,7 @@ def replay(directory: Path, spec: Influx, resume: bool, progress: Callable[[int,
     note = known(directory, spec.url)
     at = place(files, note)
     if resume and note is not None and _whole(note, spec):
-        return {**note["ledger"], "sent": 0}
+        return {**note["ledger"], "sent": 0, "stored": 0}
     database = spec.connect()
     spool = claim(directory, spec)
     try:
@@ -84,23 +85,28 @@ def replay(directory: Path, spec: Influx, resume: bool, progress: Callable[[int,
         points = Points(at.run, at.wall, tags_of(at.facts, spec.tags))
         sender = Sender(spool, database)
         sender.start()
-        _send(sender, _lines(files, points, spec.requests, had), progress, spec.timeout)
-        ledger = account(sender, points, directory, spec)
+        skipped: list[int] = []
+        _send(sender, _lines(files, points, spec.requests, had, skipped), progress, spec.timeout)
+        told = account(sender, points, directory, spec)
+        ledger = told | {name: told[name] + len(skipped) for name in ("points", "delivered")}
         write_note(spec, at, ledger)
         if ledger["complete"]:
             spool.clear()
-        return {**ledger, "sent": sender.offered}
+        return {**ledger, "sent": sender.offered, "stored": told["delivered"]}
     finally:
         spool.release()
         database.close()
 
 
-def _lines(files: RunFiles, points: Points, requests: bool, had: set[int]) -> Iterator[str]:
+def _lines(files: RunFiles, points: Points, requests: bool, had: set[int], skipped: list[int]) -> Iterator[str]:
+    """What to send. skipped: gets a place for every line that the database had."""
     for item in items(files):
         if isinstance(item, Record) and not requests:
             continue
         line = points.line(item)
-        if line and hash(line.encode("utf-8", "replace")) not in had:
+        if line and (mark := hash(line.encode("utf-8", "replace"))) in had:
+            skipped.append(mark)
+        elif line:
             yield line
 
 

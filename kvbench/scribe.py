@@ -2,6 +2,7 @@
 collectors too."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from kvbench.core import CacheAccess, Event, Record, Sample, Seconds, Window
 from kvbench.crew import Crew
@@ -19,6 +20,7 @@ class Scribe:
     def __init__(self, journal: Journal, slots: Slots, stores: Sequence[Store], view: View | None, crew: Crew | None) -> None:
         self.journal, self.slots, self.crew = journal, slots, crew
         self._stores = stores
+        self._behind: list[dict[str, Any]] = [{} for _ in stores]  # as each was when it began to be
         self._all: Sequence[Sink] = [*stores, view] if view is not None else stores
 
     def tell(self, item: Event | Window | Sample) -> None:
@@ -27,6 +29,17 @@ class Scribe:
             sink.write(item)
         if self.crew is not None and not isinstance(item, Sample):
             self.crew.tell(item)
+        if isinstance(item, Window):
+            self._look_at_stores(item.end)
+
+    def _look_at_stores(self, now: Seconds) -> None:
+        """A store that begins or ceases to be behind is an event."""
+        for at, store in enumerate(self._stores):
+            found, before = store.behind(), self._behind[at]
+            if bool(found) is not bool(before):
+                self._behind[at] = found
+                data = {"state": "behind", **found} if found else {"state": "back", "sink": before["sink"], "to": before["to"]}
+                self.tell(Event(t=now, kind="sink", data=data))
 
     def take(self, item: Sample | Event | CacheAccess) -> None:
         if isinstance(item, CacheAccess):

@@ -99,7 +99,9 @@ def _row(name: str, check: Check, evidence: Evidence) -> dict[str, Any]:
     noted = check.degraded is None and check.invalid is None
     row["level"] = crossed[0] if crossed else "NOTED" if noted else "OK"
     beyond = {">": "above", ">=": "at or above", "<": "below"}[check.worse]
-    limit = f", {beyond} {amount(limits[crossed[0]], check.unit)}" if crossed else ""
+    limit = amount(limits[crossed[0]], check.unit) if crossed else ""
+    just = "just " if limit == amount(found.value, check.unit) and found.value != limits[crossed[0]] else ""
+    limit = f", {just}{beyond} {limit}" if crossed else ""
     beside = f"; {found.note}" if found.note else ""
     row["text"] = f"{check.title}: {amount(found.value, check.unit)}{limit}{beside}"
     embedded = (evidence.scenario.get("target") or {}).get("kind") == "sim" and check.embedded
@@ -121,7 +123,9 @@ def amount(value: float | None, unit: str) -> str:
     """A value in its unit, for people."""
     if value is None:
         return "-"
-    return units.duration(value) if unit == "s" else units.share(value) if unit == "share" else f"{value:,.6g}"
+    if unit in ("s", "share"):
+        return units.duration(value) if unit == "s" else units.share(value)
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def _lag_limit(floor: Seconds, ceiling: Seconds, part: float) -> Callable[[Evidence], float]:

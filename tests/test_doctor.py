@@ -4,10 +4,14 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from kvbench.cli import app
+from kvbench.cli.doctor import _gpus
+from tests.collect.fake_nvml import Fake
 from tests.stub.stub import Reply, Seen, Stub, answer_json
 
 
@@ -60,3 +64,12 @@ def test_an_address_is_read_as_a_run_reads_it() -> None:
     assert code == 0
     assert "2,048" in text
     assert said("--target", "127.0.0.1:8000")[0] == 2
+
+
+def test_gpus_are_those_that_nvml_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pynvml")
+    monkeypatch.setenv("KVBENCH_FAKE_NVML", "")
+    Fake(tmp_path / "state").say(count=2)
+    what, found, advice = _gpus()
+    assert (what, advice) == ("GPU", "")
+    assert found.startswith("1 Fake H200 0, 1 Fake H200 1, driver "), found

@@ -146,6 +146,14 @@ def test_answers_after_the_servers_end_are_another_servers(tmp_path: Path) -> No
     assert lines[1].startswith("2 requests sent after that were answered: by another server")
 
 
+def test_progress_bars_hide_no_last_words(tmp_path: Path) -> None:
+    """nsys draws one when the server has died under it."""
+    log = tmp_path / "log"
+    log.write_text("fatal: told to\n" + "".join(f"\r[1/1] [{at}%] capture-1.nsys-rep" for at in range(100)) + "\nGenerated:\r\n")
+    server = Server(SimpleNamespace(now=time.monotonic), log)  # type: ignore[arg-type]
+    assert server.tail() == ["fatal: told to", "[1/1] [99%] capture-1.nsys-rep", "Generated:"]
+
+
 def test_a_secret_of_the_launch_is_not_in_events_of_its_log(tmp_path: Path) -> None:
     log, told = tmp_path / "server.log", []
     log.touch()

@@ -157,7 +157,7 @@ def test_every_window_metric_can_be_a_rule(compare: str) -> None:
             if metric.kind in ("gauge", "counter"):
                 slots.gauge(gauge, second + 0.5, 0.5 if metric.kind == "gauge" else float(second))
     slots.fold([ended(k, 0.5 + k / 10, "failed" if k % 4 == 0 else "ok") for k in range(1, 150)])
-    units = {"s": "0.1ms", "share": "10%", "/s": "0.01/s", "": 0.1}
+    units = {"s": "0.1ms", "share": "10%", "/s": "0.01/s", "W": "0.1W", "J": "0.1J", "C": "0.1C", "Hz": "0.1Hz", "": 0.1}
     guards = {
         name: rule(**{name: f"{compare} {units[names.parse(name).of.unit]}"}, for_="2s", over="5s", min_requests=1).arm()
         for name in names.known()

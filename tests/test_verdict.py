@@ -46,7 +46,7 @@ def test_the_thresholds_are_those_of_the_design() -> None:
         "count_mismatch": (">", 0.02, 0.20), "workers_lost": (">", None, 0), "clock_steps": (">", None, None),
         "collectors_lost": (">", 0, None), "required_lost": (">", None, 0), "sink_loss": (">", 0.0, None),
         "recompute_in_hits": (">", None, None), "resets_unconfirmed": (">", 0, None), "unanswered": (">", 0.01, 0.10),
-        "captured": (">", None, None),
+        "captured": (">", None, None), "gpus_lost": (">", 0, None), "messages_lost": (">", 0, None),
     }  # fmt: skip
 
 

@@ -116,12 +116,38 @@ def _ports() -> Finding:
 
 
 def _tools() -> Iterator[Finding]:
-    import ctypes.util
     import shutil
 
-    has_nvml = ctypes.util.find_library("nvidia-ml") is not None
-    yield "GPU", "NVIDIA driver present" if has_nvml else "none here (the embedded engine and remote servers need none)", ""
+    yield _gpus()
     yield "nsys", shutil.which("nsys") or "not installed (only needed to profile a server on this machine)", ""
+
+
+def _gpus() -> Finding:
+    """Those that NVML shows, as the collector `nvml` sees them."""
+    from collections import Counter
+
+    from kvbench.collect import CollectorError
+    from kvbench.collect.gpus import Gpus
+
+    try:
+        import pynvml
+
+        found = Gpus(pynvml)
+    except ImportError:
+        return "GPU", "not looked for: nvidia-ml-py is not installed", "only needed for GPUs of this machine: pip install nvidia-ml-py"
+    except CollectorError as error:
+        return "GPU", f"none here ({error}); the embedded engine and remote servers need none", ""
+    try:
+        found.choose(None, None)
+        names = Counter(gpu.name for gpu in found.gpus if not gpu.mig)
+        parts = sum(bool(gpu.mig) for gpu in found.gpus)
+        driver = found.facts()["driver"]
+    except (CollectorError, pynvml.NVMLError) as error:
+        return "GPU", f"NVML does not tell: {error}", "nvidia-smi says more"
+    finally:
+        found.close()
+    told = ", ".join(f"{n} {name}" for name, n in names.items()) or "none"
+    return "GPU", told + (f" in {parts} MIG instances" if parts else "") + f", driver {driver}", ""
 
 
 def _target(url: str, key_env: str | None) -> tuple[list[Finding], int]:

@@ -24,7 +24,7 @@ def export(
     ),
     influx: str | None = typer.Option(None, "--influx", metavar="URL", help="Send it to the InfluxDB or VictoriaMetrics there."),
     csv: bool = typer.Option(False, "--csv", help="Write windows, samples, events and requests as CSV."),
-    parquet: bool = typer.Option(False, "--parquet", help="Write them as Parquet (needs pip install -e '.[parquet]')."),
+    parquet: bool = typer.Option(False, "--parquet", help="Write them as Parquet (needs pip install -e '.\\[parquet]')."),
     resume: bool = typer.Option(False, "--resume", help="Send only what the database did not acknowledge before."),
     mode: Mode | None = typer.Option(None, "--mode", help="v2: bucket and org; v1: database (InfluxDB before 1.8)."),
     bucket: str | None = typer.Option(None, "--bucket", help="Of mode v2."),
@@ -105,7 +105,7 @@ def _database(directory: Path, spec: "Influx", resume: bool) -> int:
         typer.echo("", err=True)
     for note in told["notes"]:
         typer.echo(f"! {note}", err=True)
-    what = f"{told['delivered']:,} points to {told['to']}"
+    what = f"{told['stored']:,} points to {told['to']}"
     if resume and told["complete"] and not told["sent"]:
         typer.echo(f"nothing was missing in {told['to']}")
     else:

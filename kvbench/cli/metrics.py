@@ -9,6 +9,9 @@ Url = Annotated[str, typer.Argument(metavar="URL", help="A page of metrics, or a
 AsJson = Annotated[bool, typer.Option("--json", help="Strict JSON on stdout.")]
 Key = Annotated[str | None, typer.Option("--key-env", metavar="NAME", help="Environment variable with the server's key.")]
 
+OURS = "kvbench_"  # what names on the page of an agent begin with
+WIDE = 1000  # columns, where what reads it is no terminal and nothing is to be folded
+
 
 def metrics(url: Url, as_json: AsJson = False, key_env: Key = None) -> None:
     """Read a server's metrics once: each meaning with the server's name for it and its value per engine; then what is not known.
@@ -57,13 +60,15 @@ async def _read(url: str, key_env: str | None) -> tuple[int, dict[str, Any] | No
             except OSError as error:
                 failed.append(str(error))
             else:
-                return (0, told, "") if told["known"] else (2, told, f"{page_url}: nothing on this page is known")
+                return (0, told, "") if told["known"] or told["agent"] else (2, told, f"{page_url}: nothing on this page is known")
     return code, None, "; ".join(failed)
 
 
 def understood(url: str, body: bytes) -> dict[str, Any]:
-    """A page in two parts: `known`, by meaning, with the server's names, the engines' values and the joined one (of a histogram
-    its quantiles since the server's start); `unknown`, the other metrics with type and help. Raises NotAPageError."""
+    """A page in three parts: `known`, by meaning, with the server's names, the engines' values and the joined one (of a histogram
+    its quantiles since the server's start); `agent`, what `kvbench agent` tells besides, which the collector `agent` reads;
+    `unknown`, the other metrics with type and help. Raises NotAPageError."""
+    from kvbench.agent.page import HELP
     from kvbench.collect.exposition import Page, Reader, families
     from kvbench.collect.fleet import Fleet
     from kvbench.collect.servers import MEANINGS, known
@@ -90,10 +95,12 @@ def understood(url: str, body: bytes) -> dict[str, Any]:
     every = families(body.decode("utf-8", "replace"))
     named = {each.name for each in every}
     rest = [f for f in every if not _meant(f.name, names) and f.name.removesuffix("_created") not in named - {f.name}]
-    unknown = [{"name": each.name, "type": each.kind, "help": each.help, "series": each.series} for each in rest]
+    shown = [{"name": each.name, "type": each.kind, "help": each.help, "series": each.series} for each in rest]
+    ours = {f"{OURS}{name}".removesuffix("_total") for name in HELP}  # the parser takes _total off
+    agent, unknown = ([each for each in shown if (each["name"] in ours) is of] for of in (True, False))
     return {
         "url": url, "kinds": sorted({source.server for source in fleet.sources[0].values()}), "known": rows,
-        "engines": configured(page), "not_exposed": fleet.missing(), "unknown": unknown,
+        "engines": configured(page), "not_exposed": fleet.missing(), "agent": agent, "unknown": unknown,
     }  # fmt: skip
 
 
@@ -109,20 +116,27 @@ def _show(told: dict[str, Any]) -> None:
     from kvbench.report.text import plain
 
     console = Console(highlight=False)
-    console.print(escape(f"{told['url']}: {', '.join(told['kinds']) or 'no server that is known'}"), soft_wrap=True)
-    table = Table("meaning", "joined", "engines", "name on the page", box=None, pad_edge=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    kinds = ", ".join(told["kinds"]) or ("kvbench agent" if told["agent"] else "no server that is known")
+    console.print(escape(f"{told['url']}: {kinds}"), soft_wrap=True)
+    table = Table("meaning", "joined", "of each engine", "name on the page", box=None, pad_edge=False)
     for meaning, row in told["known"].items():
         now = " (of a moment)" if row["instantaneous"] else ""
         engines = ", ".join(_value(each["value"], row["unit"]) for each in row["engines"][:8])
         table.add_row(meaning + now, _joined(row), engines, escape(plain(" / ".join(row["names"]))))
     for column in table.columns:
         column.overflow = "fold"
-    console.print(table)
+    if told["known"]:
+        console.print(table)
     for engine in told["engines"]:
         said = ", ".join(f"{key} {value}" for key, value in engine.items() if value is not None)
         console.print(escape(plain(f"settings: {said}")), soft_wrap=True)
     if told["not_exposed"]:
         console.print(f"not exposed: {', '.join(told['not_exposed'])}", soft_wrap=True)
+    if told["agent"]:
+        names = ", ".join(each["name"].removeprefix(OURS) for each in told["agent"])
+        console.print(f"\nof kvbench agent ({len(told['agent'])} metrics), read by the collector `agent`: {names}", soft_wrap=True)
     if told["unknown"]:
         console.print(f"\nnot understood ({len(told['unknown'])} metrics):")
         for each in told["unknown"]:

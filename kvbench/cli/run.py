@@ -239,7 +239,7 @@ def _manifest(scenario: "Scenario", clock: Any, opened: Any, nonce: int | None, 
     return {
         "kvbench": __version__, "name": scenario.name,
         "started": datetime.fromtimestamp(wall_time(), UTC).isoformat(timespec="milliseconds"),
-        "clock": "virtual" if clock.virtual else "real", "wall": clock.wall if clock.virtual else None, "seed": scenario.seed,
+        "clock": "virtual" if clock.virtual else "real", **({"wall": clock.wall} if clock.virtual else {}), "seed": scenario.seed,
         "nonce": nonce, "scenario": scenario.resolved(), "target": opened.facts, "tokenizer": opened.tokenizer,
         "host": {"name": platform.node(), "system": platform.platform(), "python": platform.python_version(),
                  "cpus": os.cpu_count()},

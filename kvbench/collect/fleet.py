@@ -4,17 +4,15 @@ Counters are followed per series, so that the restart of one engine is no loss o
 falls. What a server does not have is missing, never 0.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvbench.collect.exposition import Labels, Page, Row
 from kvbench.collect.labels import Labeller, Spot
-from kvbench.collect.series import INF, SUM, Buckets, Track, described, whole
+from kvbench.collect.series import INF, LARGEST, SUM, Buckets, Track, described, whole
 from kvbench.collect.servers import EXPECTED, MEANINGS, SERVERS, Way
 
 APART = 256  # engines or devices that are told of one by one: a page of a hundred thousand must not fill the disk
-LARGEST = 1e30  # of a counter; what is beyond, below 0 or no number is no reading of one
 FULLEST = "kv_usage_fullest"  # beside the mean: what an engine that is alone in its trouble shows
 
 Series = tuple[str, Spot]
@@ -273,7 +271,7 @@ def _factors(way: Way, page: Page) -> list[float]:
 
 def _possible(value: float, unit: str) -> bool:
     """Only degrees may be below 0."""
-    return math.isfinite(value) and (value >= 0 or unit == "C") and (unit != "share" or value <= 1 + 1e-9)
+    return abs(value) < LARGEST and (value >= 0 or unit == "C") and (unit != "share" or value <= 1 + 1e-9)
 
 
 def _counts(way: Way, row: Row) -> bool:

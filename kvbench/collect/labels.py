@@ -5,6 +5,7 @@ from typing import NamedTuple
 from kvbench.collect.exposition import Labels
 from kvbench.collect.servers import DEVICE, PARTS
 
+MOST = 200_000  # series whose place is remembered
 _MODEL = ("model_name", "model")
 _OTHERS = PARTS | {"pid", "le"}
 
@@ -35,6 +36,8 @@ class Labeller:
             part = tuple((key, value) for key, value in labels if key in PARTS)
             given = dict(labels)
             found = Spot(engine, part, given.get("pid", "")), _edge(given.get("le", "inf"))
+            if len(self._spots) >= MOST:
+                self._spots.clear()  # labels that are others at every reading must not fill the memory
             self._spots[device, labels] = found
         return found
 

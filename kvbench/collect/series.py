@@ -1,6 +1,5 @@
 """Counters over a run: how much each series has grown, whatever restarts. A fall is a restart, after which it began at 0."""
 
-import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -58,11 +57,12 @@ SUM = float("-inf")  # the edge under which a histogram's sum stands
 
 
 INF = float("inf")
+LARGEST = 1e30  # what is beyond, or not a number, is no reading: sums of such would be none either
 
 
 def whole(now: Mapping[float, float], before: Mapping[float, float]) -> bool:
     """Is this all of a histogram, with nothing in it that is no count, and every bucket that it had `before`?"""
-    counts = all(math.isfinite(value) and (value >= 0 or edge == SUM) for edge, value in now.items())
+    counts = all(abs(value) < LARGEST and (value >= 0 or edge == SUM) for edge, value in now.items())
     return counts and INF in now and all(edge in now for edge in before if edge != SUM)
 
 
@@ -92,7 +92,7 @@ def described(parts: Sequence[Buckets]) -> dict[str, Any]:
         for edge, value in part.grown.items():
             grown[edge] = grown.get(edge, 0.0) + value
     n = grown.get(float("inf"), 0.0)
-    if not n:
+    if n < 1:
         return {"n": 0, "reason": "nothing was observed"}
     counts = [grown[edge] for edge in edges]
     found = {name: quantile(edges, counts, q)._asdict() for name, q in QUANTILES.items()}

@@ -1,7 +1,6 @@
 """How a server is set up, as far as it says: blocks, their size, tokens of KV cache, context, version. For the manifest."""
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +8,7 @@ import aiohttp
 
 from kvbench.collect.exposition import Page
 from kvbench.collect.scrape import LONG, UNANSWERED, Headers, parts
+from kvbench.collect.series import LARGEST
 from kvbench.collect.servers import CONFIG
 
 PATIENCE = aiohttp.ClientTimeout(total=2)  # settings are nice to have: the run does not wait long for them
@@ -38,7 +38,7 @@ def configured(page: Page) -> list[dict[str, Any]]:
     for name, key in CONFIG.items():
         for row in page.rows.get(name, ()) if key else ():
             labels = dict(row.labels)
-            if not math.isfinite(row.value):
+            if not abs(row.value) < LARGEST:
                 continue
             engine = ",".join(labels[each] for each in ("engine", "dp_rank", "tp_rank", "worker_id") if each in labels)
             others.setdefault(engine, {"engine": engine or None}).setdefault(key, row.value)
@@ -78,7 +78,7 @@ def _number(text: str) -> Any:
         number = float(text)
     except ValueError:
         return text
-    if not math.isfinite(number):
+    if not abs(number) < LARGEST:
         return text
     return int(number) if number.is_integer() and "." not in text else number
 

@@ -22,7 +22,8 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and what is said of them; `found` is the summary's baseline. Empty where there is none."""
     if found["reason"] is not None:
         return []
-    offered, cut = found["outcomes"]["offered"], "" if found["complete"] else f"; cut short ({found['ended']}), so not kept"
+    offered, ended = found["outcomes"]["offered"], found["ended"] or "the files end in it"
+    cut = "" if found["complete"] else f"; cut short ({ended}), so not kept"
     version = found["prompts"]["version"] or "prompt set not told"
     return [
         ("prompts", f"{found['n']:,} of {offered:,} ended ok ({version}){cut}"),

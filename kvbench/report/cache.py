@@ -21,8 +21,8 @@ Series = dict[str, tuple[Floats, Floats]]
 
 
 class Teller(NamedTuple):
-    """What one source tells of a name. whole: its series (times, values), by source and labels; parts: the engines or devices that
-    a series of all together stands for. left: that series has no value any more at the end of the interval."""
+    """What one source tells of a name. whole: its series (times, values), by source and labels; parts: the engines or devices
+    that a series of all together stands for. left: that series has no value any more at the end of the interval."""
 
     source: str
     whole: Series
@@ -53,10 +53,10 @@ def engine(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str,
     return found
 
 
-def series(samples: Sequence[Sample], name: str) -> Series:
-    """(times, values) of one name per source and labels, in order of time, as one source tells them. Where it tells of all its
-    engines together, that series stands for them."""
-    tellers = _tellers(samples, name, 0.0, math.inf)
+def series(samples: Sequence[Sample], name: str, start: Seconds = 0.0, end: Seconds = math.inf) -> Series:
+    """(times, values) of one name per source and labels, in order of time, as the source tells them that is the one to take in
+    [start, end]. Where it tells of all its engines together, that series stands for them."""
+    tellers = _tellers(samples, name, start, end)
     return tellers[0].whole if tellers else {}
 
 
@@ -85,7 +85,9 @@ def _tellers(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds)
             own.setdefault(labels, []).append((sample.t, sample.value))
     for source, place in list(rows):
         alone = rows.get((source, ""), {})
-        if place and alone and "" not in alone:  # the sum that another collector told first, with the parts that only this one tells
+        if (
+            place and alone and "" not in alone
+        ):  # the sum that another collector told first, with the parts that only this one tells
             rows[source, ""] = alone | rows.pop((source, place))
     times = {key: [t for row in own.values() for t, value in row if value is not None] for key, own in rows.items()}
     most = max((coverage(told, start, end) for told in times.values()), default=0.0)
@@ -110,9 +112,9 @@ def _beside(tellers: Sequence[Teller]) -> dict[str, Any]:
 
 
 def gauge(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds) -> dict[str, Any]:
-    """Each reading holds until the next. Of several sources one is taken (`source`, the others are `beside`). Several series of it
-    are listed, never mixed into one number; the engines of one that was told for all of them stand apart, where they are several.
-    """
+    """Each reading holds until the next. Of several sources one is taken (`source`, the others are `beside`). Several series of
+    it are listed, never mixed into one number; the engines of one that was told for all of them stand apart, where they are
+    several."""
     tellers = [one for one in _tellers(samples, name, start, end) if one.whole]
     if not tellers:
         return {"mean": None, "max": None, "n": 0, "reason": "not exposed by the target"}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 from rich.console import Group, RenderableType
 
@@ -14,6 +15,7 @@ from kvbench.report.text import block, count, pairs
 GPU = ("gpu_memory", "gpu_utilization", "gpu_power_w", "gpu_temperature_c", "gpu_throttled")
 MACHINE = ("host_cpu", "host_memory", "client_cpu")
 NAMED = ("host", "gpu", "uuid", "mig")  # labels that tell one device from another
+LINES = 3  # of a chart
 MOST = 16  # GPUs shown; summary.json has all
 
 
@@ -43,7 +45,7 @@ def _key(sample: Sample) -> str:
 
 
 def devices(samples: Sequence[Sample], start: Seconds, end: Seconds, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """gpus: a row per GPU, or MIG instance, with the gauges of GPU in [start, end]. joined: the target's, all together (`engine`).
+    """gpus: a row per GPU, or MIG instance, with the gauges of GPU in [start, end]. joined: the target's, of `engine`.
     machine: that of the client."""
     told = [sample for sample in samples if sample.name in GPU]
     rows: dict[str, dict[str, Any]] = {}
@@ -62,6 +64,23 @@ def devices(samples: Sequence[Sample], start: Seconds, end: Seconds, engine: Map
         "machine": {name: cache.gauge(asked, name, start, end) for name in MACHINE},
         "reason": None if known else "no GPU was read",
     }
+
+
+def drawn(samples: Sequence[Sample], name: str) -> dict[str, list[tuple[Seconds, float | None]]]:
+    """What a chart shows of a gauge: each GPU, up to LINES of them, else all together; nothing where none was read."""
+    told = [sample for sample in samples if sample.name == name and sample.value is not None]
+    if not told:
+        return {}
+    start, end = told[0].t, told[-1].t
+    each = of_each(told, name, start, end)
+    if 0 < len(each) <= LINES:
+        named = {
+            f"GPU {own[0].labels.get('gpu', key)}{' mig' if own[0].labels.get('mig') else ''}": own for key, own in each.items()
+        }
+        if len(named) == len(each):
+            return {label: [(sample.t, sample.value) for sample in own] for label, own in named.items()}
+    whole = cache.series(told, name, start, end)
+    return {"all": list(zip(*map(np.ndarray.tolist, next(iter(whole.values()))), strict=True))} if len(whole) == 1 else {}
 
 
 def shown(summary: Mapping[str, Any], width: int) -> RenderableType:

@@ -35,7 +35,7 @@ def energy(
     reason = counted.reason
     if end - start < LEAST:
         reason = reason or f"the interval is shorter than {units.duration(LEAST)}"
-    elif not modelled and counted.resets:
+    elif not modelled and (counted.resets or _fell(samples, start, end)):
         reason = "the energy counter went backwards: the driver was loaded anew"
     if reason:
         return row | {"joules": None, "reason": reason}
@@ -67,6 +67,12 @@ class Counted(NamedTuple):
     reason: str | None
 
 
+def _fell(samples: Sequence[Sample], start: Seconds, end: Seconds) -> bool:
+    """A device's own counter did; that of all devices hides it where it is made of what each of them grew by."""
+    each = devices.of_each(samples, "gpu_energy_j_total", start, end)
+    return any(cache.counter(own, "gpu_energy_j_total", start, end)["resets"] for own in each.values())
+
+
 def drawn_power(samples: Sequence[Sample], start: Seconds, end: Seconds) -> dict[str, Any]:
     """W, all devices of the target summed: the embedded engine's model, else what NVML, an agent or a DCGM exporter read."""
     modelled = cache.gauge(samples, "power", start, end)
@@ -89,7 +95,7 @@ def _counted(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds)
         found = cache.counter(samples, name, start, end)
         if found["value"] is None:
             return Counted(0.0, 0.0, 0, 0, [], found["reason"])
-        whole = cache.series([sample for sample in samples if sample.t >= start - (end - start)], name)
+        whole = cache.series(samples, name, start, end)
         rows, sources = [_grown(whole, start, end)], sorted({label.partition(",")[0] for label in whole})
     watts, n, resets = (sum(row[at] for row in rows) for at in (0, 2, 3))
     covered = min(row[1] for row in rows)
@@ -102,7 +108,12 @@ def _counted(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds)
 def _grown(told: cache.Series, start: Seconds, end: Seconds) -> tuple[float, float, int, int]:
     """(W, share of the interval, readings, falls) of the counters that make one number."""
     rows = [_slope(times, values, start, end) for times, values in told.values()]
-    return sum(row[0] for row in rows), min((row[1] for row in rows), default=0.0), sum(r[2] for r in rows), sum(r[3] for r in rows)
+    return (
+        sum(row[0] for row in rows),
+        min((row[1] for row in rows), default=0.0),
+        sum(r[2] for r in rows),
+        sum(r[3] for r in rows),
+    )
 
 
 def _slope(times: Floats, values: Floats, start: Seconds, end: Seconds) -> tuple[float, float, int, int]:
@@ -117,9 +128,9 @@ def _slope(times: Floats, values: Floats, start: Seconds, end: Seconds) -> tuple
     grown = np.concatenate([[0.0], np.cumsum(np.where(steps >= 0, steps, values[1:]))])
     first, last = int(np.argmax(inside)), len(inside) - 1 - int(np.argmax(inside[::-1]))
     low, high = float(times[first]), float(times[last])
-    if first > 0 and times[first] - times[first - 1] <= APART * period:
+    if low > start and first > 0 and steps[first - 1] >= 0 and low - times[first - 1] <= APART * period:
         low, first = start, first - 1
-    if last + 1 < len(times) and times[last + 1] - times[last] <= APART * period:
+    if high < end and last + 1 < len(times) and steps[last] >= 0 and times[last + 1] - high <= APART * period:
         high, last = end, last + 1
     joules = float(np.interp(high, times, grown) - np.interp(low, times, grown))
     missed = max(0.0, low - start - period) + max(0.0, end - high - period)
@@ -128,8 +139,8 @@ def _slope(times: Floats, values: Floats, start: Seconds, end: Seconds) -> tuple
 
 
 def _devices(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds) -> dict[str, list[Sample]]:
-    """Of each device its readings where several collectors spoke for the target (agents of two machines, NVML and an exporter), or
-    none spoke for all of it: nothing where one did, which then stands for its devices."""
+    """Of each device its readings where several collectors spoke for the target (agents of two machines, NVML and an exporter),
+    or none spoke for all of it: nothing where one did, which then stands for its devices."""
     told = [sample for sample in samples if sample.name == name]
     tellers = {(sample.source, sample.labels.get("collector")) for sample in told}
     if len(tellers) < 2 and any(not sample.labels for sample in told):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from kvbench.core import Event, Record, Sample, Seconds, Window
 from kvbench.report.forms import EventLine, Manifest, RecordLine, SampleLine, WindowLine
@@ -67,7 +68,44 @@ def load(directory: Path) -> RunFiles:
     files.events = _lines(directory, "events.jsonl", EventLine, files)
     files.windows = _lines(directory, "windows.jsonl", WindowLine, files)
     files.samples = _lines(directory, "samples.jsonl", SampleLine, files)
+    files.events = _exported(files)
     return files
+
+
+def _exported(files: RunFiles) -> list[Event]:
+    """The events, with the accounts of the run's sinks as `kvbench export` left them: what it delivered later is not missing. A
+    run that was killed has none of its own."""
+    notes = [note for path in sorted(files.directory.glob("spool/*/sink.json")) if (note := _note(path)) is not None]
+    if not notes:
+        return files.events
+    said = {event.data.get("to") for event in files.events if event.kind == "sink"}
+    asked = {str(sink.get("url")).rstrip("/") for sink in files.scenario.get("sinks") or () if isinstance(sink, dict)}
+    ledgers = {note.ledger["to"]: note.ledger for note in notes}
+    later = [note.ledger for note in notes if note.ledger["to"] not in said and note.spec.get("url") in asked]
+    found = [
+        replace(event, data=event.data | ledgers.get(event.data.get("to"), {})) if event.kind == "sink" and "points" in event.data
+        else event
+        for event in files.events
+    ]  # fmt: skip
+    return found + [Event(t=files.end, kind="sink", data=ledger) for ledger in later]
+
+
+class _Note(msgspec.Struct):
+    """sink.json of a spool."""
+
+    spec: dict[str, Any]
+    ledger: dict[str, Any]
+
+
+def _note(path: Path) -> _Note | None:
+    """None where it is damaged, or has no account yet."""
+    try:
+        note = msgspec.json.decode(path.read_bytes(), type=_Note)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    counts = [note.ledger.get(name) for name in ("points", "delivered")]
+    whole = isinstance(note.ledger.get("to"), str) and all(isinstance(n, int) and n >= 0 for n in counts)
+    return note if whole and isinstance(note.ledger.get("notes", []), list) else None
 
 
 def _manifest(directory: Path, files: RunFiles) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from kvbench import units
-from kvbench.report import baseline_rows, captures, chart, loops, outcome, render, sentences, telemetry
+from kvbench.report import baseline_rows, captures, chart, devices, loops, outcome, render, sentences, telemetry
 from kvbench.report.files import RunFiles
 from kvbench.report.intervals import STATISTICS
 
@@ -37,11 +37,13 @@ def page(summary: Mapping[str, Any], files: RunFiles) -> str:
         _section("Over time", _charts(files)),
         _section("Requests", _requests(summary)),
         _section("Latency", _latency(summary)),
+        _section("Latency, as the server measured it", _servers_own(summary)),
         _section("Throughput", _table((), sentences.throughput(summary), "text")),
         _section("KV cache", _table((), sentences.cache(summary), "text")),
         _section("Budgets", _budgets(summary)),
         _section("Classes and phases", _groups(summary)),
         _section("Baseline", _baseline(summary)),
+        _section("GPUs and machines", _table((), devices.rows(summary["devices"]), "text")),
         _section("Telemetry", _table((), [*telemetry.rows(summary["telemetry"]), *captures.rows(summary["captures"])], "text")),
         _section("Control", _control(summary)),
         _section("Load level", _levels(summary)),
@@ -108,11 +110,20 @@ def _charts(files: RunFiles) -> str:
     return "".join((
         chart.lines("Requests/s", "/s", {"offered": of("offered_rate"), "ok": of("ok_rate")}),
         chart.lines("Time to first token", "s", {"p50": of("ttft_p50"), "p99": of("ttft_p99")}),
-        chart.lines("KV cache in use", "share", {"kv usage": of("kv_usage_mean")}, top=1.0),
+        chart.lines("KV cache in use", "share", {"kv usage": of("kv_usage_mean")}),
         chart.lines("Rate that the law lets in", "/s", {"law": law, "offered": of("offered_rate")} if limited else {}),
         chart.lines("Load level", "", {"level": read("level")}),
         chart.lines("Requests at the server", "", {"running": of("running_mean"), "waiting": of("waiting_mean")}),
+        *(chart.lines(title, unit, devices.drawn(files.samples, name)) for name, title, unit in GPUS),
     ))  # fmt: skip
+
+
+GPUS = (
+    ("gpu_memory", "GPU memory in use", "share"),
+    ("gpu_utilization", "GPU utilization (share of the time in which a kernel ran)", "share"),
+    ("gpu_power_w", "GPU power", " W"),
+)
+"""The charts of GPUs: gauge, title, unit."""
 
 
 def _requests(summary: Mapping[str, Any]) -> str:
@@ -136,7 +147,30 @@ def _latency(summary: Mapping[str, Any]) -> str:
         interval = _interval(row["interval"].get("p99")) or _interval(row["interval"].get("mean"))
         rows.append((name, f"{row['n']:,}", *cells, interval))
     head = ("metric", "n", *STATISTICS, "95 % interval (p99, else mean)")
-    return _table(head, rows) + "<p><small>* fewer samples than the quantile needs: n &lt; 10 / (1 - q)</small></p>"
+    notes = ["* fewer samples than the quantile needs: n &lt; 10 / (1 - q)"]
+    if any("?" in row[-1] for row in rows):
+        notes.append("?: too few samples to bound the quantile on that side")
+    return _table(head, rows) + f"<p><small>{'<br>'.join(notes)}</small></p>"
+
+
+def _servers_own(summary: Mapping[str, Any]) -> str:
+    """Its histograms over the whole run, which know a quantile to within a bucket; our median of the same beside it."""
+    told = summary["server"]
+    ours = {f"server_{name}": units.duration(summary["latency"][name]["p50"]) for name in ("ttft", "tpot", "itl", "e2e")}
+    rows = [
+        (name, f"{row['n']:,}", units.duration(row.get("mean")), _bounds(row["p50"]), _bounds(row["p99"]), ours.get(name, ""))
+        for name, row in told["metrics"].items()
+        if name.startswith("server_") and row.get("n") and isinstance(row.get("p50"), Mapping)
+    ]
+    if not rows:
+        return ""
+    over = f"<p><small>by its own histograms, {escape(told['window']['text'])}; ours is of the headline requests</small></p>"
+    return _table(("metric", "n", "mean", "p50 within", "p99 within", "our p50"), rows) + over
+
+
+def _bounds(row: Mapping[str, Any]) -> str:
+    low, high = row["low"], row["high"]
+    return f"above {units.duration(low)}" if high is None else f"{units.duration(low)} to {units.duration(high)}"
 
 
 def _interval(ends: Sequence[float | None] | None) -> str:
@@ -227,7 +261,12 @@ def _features(summary: Mapping[str, Any]) -> str:
     rows.append(("head_activity_variance", f"- ({found['head_activity_variance']['reason']})"))
     rows += _reuse(found["reuse_distance"])
     sets = [
-        (json.dumps(row["parameters"]), f"{row['requests']:,}", f"{row['ok']:,}", _mean(row["mean_n_out"]))
+        (
+            json.dumps(row["parameters"]) if row["parameters"] else "(none)",
+            f"{row['requests']:,}",
+            f"{row['ok']:,}",
+            _mean(row["mean_n_out"]),
+        )
         for row in found["sampling"]
     ]
     head = ("sampling parameters", "requests", "ok", "mean output tokens")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from kvbench import units
 from kvbench.metrics import names
-from kvbench.report.text import block, columns, count, number, pairs
+from kvbench.report.text import block, columns, count, number, pairs, times
 
 MOST = 8  # decisions, rungs or snapshots shown; summary.json has all
 TITLES = {"stale": "held still on a stale signal", "fallbacks": "fell back to feedback", "saturated": "held nothing up"}
@@ -43,8 +43,8 @@ def _law(found: Mapping[str, Any]) -> str:
     told = found["told"]
     aim = f" holds {found['signal']} at {amount(found['set_point'], found['unit'])}" if found["signal"] else ""
     counted = [f"{told['updates']:,} decisions"] if isinstance(told.get("updates"), int) else []
-    times = {name: told[name] for name in TITLES if isinstance(told.get(name), int) and told[name]}
-    counted += [f"{TITLES[name]} {n:,} times" for name, n in times.items()]
+    told_of = {name: told[name] for name in TITLES if isinstance(told.get(name), int) and told[name]}
+    counted += [f"{TITLES[name]} {times(n)}" for name, n in told_of.items()]
     return f"{found['law']}{aim}" + (f": {', '.join(counted)}" if counted else "")
 
 

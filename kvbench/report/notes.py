@@ -5,6 +5,7 @@ from typing import Any
 from kvbench import units
 from kvbench.report import captures
 from kvbench.report.files import RunFiles
+from kvbench.report.text import shortened, times
 
 OFF_BY = 0.02  # relative difference of asked and got lengths that is worth a line
 PRESSED = 0.9  # share of the pool from which there is no room to speak of
@@ -26,6 +27,7 @@ def warnings(summary: dict[str, Any], files: RunFiles) -> list[str]:
         *_rules(summary),
         *_shared(summary),
         *_lost(files),
+        *_harmed(summary),
         *_loops(summary),
         *_stream(summary),
         *_lengths(summary),
@@ -39,10 +41,13 @@ def _served(summary: dict[str, Any]) -> list[str]:
     told = summary["server"]
     lines = []
     preempted = told["metrics"].get("preemptions_total", {}).get("value")
-    rate = told["hit_rate"]["value"]
+    rate, steady = told["hit_rate"]["value"], summary["engine"]["preemptions_total"]["value"]
     if preempted and rate is not None:
         again = "may count what preempted requests looked up again as queries and hits"
-        lines.append(f"the server preempted {preempted:,.0f} times: its hit rate of {units.share(rate)} {again}")
+        within = f", {steady:,.0f} of them in steady" if steady is not None else ""
+        lines.append(
+            f"the server preempted {times(round(preempted))} over the run{within}: its hit rate of {units.share(rate)} {again}"
+        )
     for event in told["events"]:
         engine = ", ".join(f"{key} {value}" for key, value in (event["labels"] or {}).items()) or "the server"
         lines.append(f"at {units.duration(event['t'])} {engine}: {event['reason']} ({', '.join(event['metrics'][:3])}, ...)")
@@ -112,6 +117,35 @@ def _lost(files: RunFiles) -> list[str]:
     return [f"GPU {data.get('gpu')} was lost at {units.duration(t)}: {data.get('reason')}; {since}" for t, data in told]
 
 
+def harm(files: RunFiles) -> list[dict[str, Any]]:
+    """What broke, by the server's log (rules of level harm) and by PyTorch's allocator: when first, how often, the line."""
+    found: dict[str, dict[str, Any]] = {}
+    grave = {str(event.data.get("rule")) for event in files.all("server_log") if event.data.get("level") == "harm"}
+    for event in files.all("server_log"):
+        rule, more = str(event.data.get("rule")), event.data.get("more")
+        if rule in grave:
+            row = found.setdefault(rule, {"t": event.t, "what": rule, "n": 0, "line": event.data.get("line")})
+            row["n"] += more if isinstance(more, int) else 1
+    for event in files.all("allocator"):
+        more = event.data.get("more")
+        if event.data.get("what") == "num_ooms" and isinstance(more, int):
+            row = found.setdefault("num_ooms", {"t": event.t, "what": "num_ooms", "n": 0, "line": None})
+            row["n"] += more
+    return sorted(found.values(), key=lambda row: row["t"])
+
+
+def _harmed(summary: dict[str, Any]) -> list[str]:
+    lines = []
+    for row in summary["harm"]:
+        first = f"first at {units.duration(row['t'])}" if row["n"] > 1 else f"at {units.duration(row['t'])}"
+        if row["what"] == "num_ooms":
+            lines.append(f"PyTorch's allocator ran out of memory {times(row['n'])}, {first}")
+            continue
+        said = f': "{shortened(str(row["line"]), 160)}"' if row["line"] else ""
+        lines.append(f"the server's log tells of {row['what']} {times(row['n'])}, {first}{said}")
+    return lines
+
+
 def _loops(summary: dict[str, Any]) -> list[str]:
     """A law that did not see what it was to hold, or did not decide by itself; a watch that gave up."""
     told, gave_up = summary["control"]["told"], summary["watch"]["counts"].get("gave_up")
@@ -179,8 +213,9 @@ def _cold(summary: dict[str, Any], files: RunFiles) -> list[str]:
         lines.append("the nonce is off: an earlier run may have warmed the prefix cache, so hit rates and ttft may flatter")
     http = (files.scenario.get("target") or {}).get("kind") == "http"
     preempted = summary["engine"]["preemptions_total"]["value"]
-    if http and preempted:
-        lines.append(f"{preempted:.0f} preemptions: the server's own hit rate may count recomputed tokens as hits")
+    if http and preempted and not summary["server"]["metrics"].get("preemptions_total", {}).get("value"):
+        again = "the server's own hit rate may count recomputed tokens as hits"
+        lines.append(f"{preempted:,.0f} preemptions in steady: {again}")
     return lines
 
 
@@ -190,8 +225,9 @@ def next_steps(summary: dict[str, Any]) -> list[str]:
     outcomes, failed = summary["outcomes"], summary["levels"]["stress"].get("failed")
     if summary["failures"]:
         worst = summary["failures"][0]
-        said = f' ("{worst["examples"][0][:60]}")' if worst["examples"] else ""
+        said = f' ("{shortened(worst["examples"][0], 80)}")' if worst["examples"] else ""
         lines.append(f"look at what ended {worst['outcome']}:{worst['class']} ({worst['n']}){said}")
+    lines += [f"find out what broke in the server: {line}" for line in _harmed(summary)[:2]]
     lines += _pressed(summary, failed)
     lines += [sink["notes"][-1] for sink in summary["telemetry"]["sinks"] if sink.get("notes") and not sink.get("complete")]
     if outcomes["shed"]:

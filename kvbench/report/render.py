@@ -12,7 +12,7 @@ from rich.text import Text
 from kvbench import units
 from kvbench.core import LEFT, STAYED
 from kvbench.metrics.names import QUANTILES
-from kvbench.report import baseline_rows, loops, outcome, sentences, telemetry
+from kvbench.report import baseline_rows, devices, loops, outcome, sentences, telemetry
 from kvbench.report.text import block, columns, pairs, plain
 from kvbench.verdict import amount
 
@@ -35,6 +35,7 @@ def terminal(summary: Mapping[str, Any], console: Console) -> None:
         groups,
         throughput,
         cache,
+        devices.shown,
         telemetry.shown,
         baseline_rows.baseline,
         *loops.BLOCKS,

@@ -9,7 +9,20 @@ import numpy as np
 from kvbench import __version__, units
 from kvbench.core import Record, Seconds
 from kvbench.evidence import Evidence
-from kvbench.report import accounting, budgets, cache, control, energy, first_uses, latency, notes, outcome, server, tokens
+from kvbench.report import (
+    accounting,
+    budgets,
+    cache,
+    control,
+    devices,
+    energy,
+    first_uses,
+    latency,
+    notes,
+    outcome,
+    server,
+    tokens,
+)
 from kvbench.report.accesses import accesses
 from kvbench.report.baseline import baseline
 from kvbench.report.captures import captures, cuts
@@ -60,6 +73,8 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "server": server.server(files),
         "cache": cached,
         "energy": _energy(files, head, arrivals, rates, base),
+        "devices": {},
+        "harm": notes.harm(files),
         "telemetry": telemetry(files),
         "captures": captures(files, found, head),
         "first_uses": first_uses.table(files, apart, seed),
@@ -76,6 +91,7 @@ def summarise(files: RunFiles) -> dict[str, Any]:
         "host": files.manifest.get("host") or {},
     }
     server.name(files, summary["engine"])
+    summary["devices"] = devices.devices(files.samples, head.start, head.end, summary["engine"])
     summary["control"] = control.control(files, found, head, summary, None)
     summary["verdict"] = judge(_evidence(files, every, len(head.records), summary["latency"]["ttft"]["p50"]))
     summary["budgets"] = budgets.evaluate(files.scenario.get("budget") or {}, summary)

@@ -14,6 +14,18 @@ def plain(text: object) -> str:
     return "".join(char if char.isprintable() else " " for char in str(text))
 
 
+def shortened(text: str, most: int) -> str:
+    """At most so many characters, cut between words where there are some."""
+    if len(text) <= most:
+        return text
+    head = text[: most - 3]
+    return (head.rsplit(maxsplit=1)[0] if " " in head.strip() else head).rstrip(" ,;:") + "..."
+
+
+def times(n: int) -> str:
+    return "once" if n == 1 else f"{n:,} times"
+
+
 def number(row: Mapping[str, Any], key: str = "value") -> str:
     """A value of a summary's row, - where it is null."""
     value = row.get(key)

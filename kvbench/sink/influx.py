@@ -191,6 +191,12 @@ class InfluxSink:
             self.spool.release()
         write_note(self.spec, self.place, self.told())
 
+    def behind(self) -> dict[str, Any]:
+        sender = self.sender
+        if not sender.behind:
+            return {}
+        return {"sink": "influx", "to": sender.database.where, "reason": sender.behind, "waiting": sender.remaining}
+
     def told(self) -> dict[str, Any]:
         return account(self.sender, self.points, self.place.directory, self.spec) | {"odd": self.odd}
 

@@ -14,6 +14,7 @@ RATES = ("offered", "ok", "tokens_out", "failed", "timeout")
 PAST = ("offered", "ok", "ttft_p99", "kv_usage", "law_rate")  # what a sparkline shows
 CONTROL = ("law_rate", "level")  # readings of the loops that hold the run
 UNSAID = ("healthy", "flag")  # decisions of the watch that change nothing
+TROUBLE = ("not_started", "failing", "back", "gap", "lost", "gpu_lost", "restarted", "behind")  # of collectors and sinks
 
 
 class Latest:
@@ -90,7 +91,9 @@ class Latest:
 
 
 def newsworthy(event: Event) -> bool:
-    """Worth a line of its own. The watch looks at every window and mostly finds nothing."""
+    """Worth a line of its own. The watch looks at every window and mostly finds nothing; collectors and sinks mostly just work."""
+    if event.kind in ("collector", "sink"):
+        return event.data.get("state") in TROUBLE
     return event.kind in TOLD and not (event.kind == "watch" and event.data.get("action") in UNSAID)
 
 
@@ -108,12 +111,26 @@ def _watch(data: Mapping[str, Any]) -> str:
     return f"{told} is {value}, {expected} expected"
 
 
+def _source(data: Mapping[str, Any]) -> str:
+    """Of a collector or a sink."""
+    who, state = data.get("source") or data.get("to") or data.get("sink"), str(data.get("state")).replace("_", " ")
+    if data.get("state") == "gap":
+        start, end = (units.duration(float(data[edge])) if data.get(edge) is not None else "?" for edge in ("start", "end"))
+        state = f"no reading from {start} to {end}"
+    if data.get("state") == "gpu_lost":
+        state = f"GPU {data.get('gpu')} lost"
+    waiting = f", {data['waiting']:,} points wait" if isinstance(data.get("waiting"), int) else ""
+    return f"{who} {state}{waiting}" + (f": {reason}" if (reason := data.get("reason")) else "")
+
+
 TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "stop": lambda data: str(data.get("reason") or ""),
     "signal": lambda data: str(data.get("signal") or ""),
     "watch": _watch,
     "level": _level,
     "gate_hold": lambda data: f"Retry-After closed the gate until {units.duration(data['until'])}" if "until" in data else "",
+    "collector": _source,
+    "sink": _source,
     "fault": lambda data: f"{data.get('kind')} {data.get('edge')}s",
 }
 """What is said of an event, by its kind."""

@@ -21,13 +21,14 @@ class Sender:
     """`offer` lines, then `end`; it closes the database. After that, or when stopped: `remaining` lines are not delivered.
 
     lost: lines that a full or hanging disk did not take. halted: why nothing more is sent ("" while there is hope); lines
-    still go to the disk then. notes: what a person should know, once each.
+    still go to the disk then. notes: what a person should know, once each. behind: why the database lacks lines now, "" where it
+    takes them.
     """
 
     def __init__(self, spool: Spool, database: Database) -> None:
         self.spool, self.database = spool, database
         self.offered = self.lost = 0
-        self.halted = ""
+        self.halted = self.behind = ""
         self.last: Reply | None = None  # the latest answer that was a failure
         self.notes: list[str] = []
         self._most, self._backoff = BATCH, SHORTEST
@@ -122,11 +123,11 @@ class Sender:
                 self._later(reply)
                 return
             self.spool.ack(part)
-            self._backoff = SHORTEST
+            self._backoff, self.behind = SHORTEST, ""
 
     def _later(self, reply: Reply) -> None:
         """Wait before the next try, or have done with trying."""
-        self.last = reply
+        self.last, self.behind = reply, f"{self.database.where} answered {reply}" if reply.status is not None else str(reply)
         if not reply.passing:
             self._halt(f"{self.database.where} answered {reply}: nothing more is sent")
             return
@@ -156,7 +157,7 @@ class Sender:
             self._keep()
 
     def _halt(self, why: str) -> None:
-        self.halted = why
+        self.halted = self.behind = why
         self._note(why)
 
     def _note(self, text: str) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import uvloop
 
+from kvbench.agent import page as agent_page
 from kvbench.cli.metrics import _read as read_once
-from kvbench.cli.metrics import understood
+from kvbench.cli.metrics import _show, understood
 from kvbench.clock import Clock
 from kvbench.collect import CollectorError, Place
 from kvbench.collect.prometheus import Prometheus, attempts, session
@@ -372,6 +373,18 @@ def test_a_histogram_is_shown_since_the_servers_start() -> None:
     told = understood("x", (pages.DATA / "vllm-0.32-cpu.prom").read_bytes())
     count = read_page((pages.DATA / "vllm-0.32-cpu.prom").read_text()).rows["vllm:time_to_first_token_seconds_count"][0].value
     assert told["known"]["server_ttft"]["joined"]["n"] == count > 0
+
+
+def test_a_page_of_our_agent_is_told_as_such_and_unfolded(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [agent_page.Row(name, {"gpu": str(n)} if name.startswith("gpu_") else {}, 2.0) for name in agent_page.HELP for n in range(8)]
+    told = understood("x", agent_page.text([*rows, agent_page.Row("odd", {}, 1.0)]))
+    assert [each["name"] for each in told["unknown"]] == ["kvbench_odd"]
+    assert {each["name"] for each in told["agent"]} >= {"kvbench_host_cpu", "kvbench_gpu_ecc_corrected", "kvbench_agent_info"}
+    _show(told)
+    lines = capsys.readouterr().out.splitlines()
+    values = ", ".join(["2 W"] * 8)
+    assert any(line.rstrip().split("  ")[-1] == "kvbench_gpu_power_w" and values in line for line in lines), "one line, not folded"
+    assert any("read by the collector `agent`" in line for line in lines)
 
 
 def test_exit_codes_of_metrics() -> None:

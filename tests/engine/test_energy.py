@@ -10,6 +10,7 @@ from kvbench.engine.energy import MEMORY, Meter
 from kvbench.engine.engine import Engine
 from kvbench.engine.groups import LayersSpec
 from kvbench.profile import load_engine, load_hardware, load_model
+from kvbench.report.cache import engine as engine_of
 from kvbench.report.energy import energy, rows
 
 PARTS = load_model("llama-3.1-8b"), load_hardware("rtx-4090"), load_engine("vllm")
@@ -107,7 +108,7 @@ def test_on_a_real_machine_the_gpus_counter_is_read_and_the_integral_of_power_st
     assert found["requests_per_kwh"] == pytest.approx(4 * 3.6e6 / 4000)
     assert not found["modelled"]
     told = dict(rows(found))["energy"]
-    assert "by the energy counter (power readings say +5.0%)" in told
+    assert "by the energy counter of nvml (power readings say +5.0%)" in told
 
 
 def test_a_counter_that_went_backwards_in_the_interval_gives_no_energy() -> None:
@@ -123,3 +124,58 @@ def test_a_counter_that_went_backwards_in_the_interval_gives_no_energy() -> None
     assert (hidden["joules"], hidden["reason"]) == (None, found["reason"]), "an agent's or exporter's page adds what came since"
     assert energy(samples, 5.0, 19.0, 500, 4, {"kind": "http"}, None)["joules"] == 2800
     assert energy(samples, 20.0, 40.0, 500, 4, {"kind": "http"}, None)["joules"] == 4000
+
+
+def drawn(source: str, every: float, until: float, begin: float = 0.1, **labels: str) -> list[Sample]:
+    """300 W, from `begin` to `until`."""
+    times = [begin + every * k for k in range(int((until - begin) / every) + 1)]
+    watts = [Sample(t=t, name="gpu_power_w", value=300.0, source=source, labels=labels) for t in times]
+    return watts + [Sample(t=t, name="gpu_energy_j_total", value=5000 + 300 * t, source=source, labels=labels) for t in times]
+
+
+@pytest.mark.parametrize("every", [0.5, 2.0])
+@pytest.mark.parametrize(("start", "until"), [(0.0, 12.4), (3.3, 20.0), (3.3, 15.3)])
+def test_a_short_interval_is_divided_by_what_was_read_of_it(every: float, start: float, until: float) -> None:
+    found = energy(drawn("nvml", every, until), start, start + 12, 1200, 4, {"kind": "http"}, None)
+    assert found["mean_power"] == pytest.approx(300, rel=0.02)
+    assert found["joules_per_token"] == pytest.approx(3, rel=0.02)
+
+
+def test_a_collector_that_died_in_the_interval_gives_no_energy() -> None:
+    found = energy(drawn("nvml", 0.5, 10.0), 2.0, 14.0, 500, 4, {"kind": "http"}, None)
+    assert found["joules"] is None
+    assert found["reason"] == "the energy counter was read for 67.5 % of the interval: 90 % are needed"
+
+
+def both(source: str, every: float = 1.0, until: float = 30.0, joined: bool = True, place: str = "") -> list[Sample]:
+    """Two GPUs of 300 W, and their sum where `joined`; what another collector told first carries this one's place."""
+    each = [drawn(source, every, until, gpu=str(n), uuid=f"GPU-{n}") for n in (0, 1)]
+    labels = {"collector": place} if place else {}
+    whole = [replace(s, value=2 * (s.value or 0), labels=labels) for s in drawn(source, every, until)] if joined else []
+    return [*each[0], *each[1], *whole]
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_gpus_that_three_collectors_read_count_once(joined: bool) -> None:
+    """`collect: [prometheus, nvml, agent]`, all of the same two GPUs."""
+    samples = both("prometheus", joined=joined) + both("nvml", place="1") + both("agent", place="2")
+    found = energy(samples, 5.0, 25.0, 500, 4, {"kind": "http"}, None)
+    assert found["mean_power"] == pytest.approx(600)
+    assert found["power"] == pytest.approx(600)
+    assert found["sources"] == ["nvml"]
+
+
+def test_the_source_that_lived_is_taken_and_said() -> None:
+    samples = both("nvml", until=12.0) + both("prometheus", place="1")
+    found = energy(samples, 5.0, 25.0, 500, 4, {"kind": "http"}, None)
+    assert (found["mean_power"], found["sources"]) == (pytest.approx(600), ["prometheus"])
+    told = engine_of(samples, 5.0, 25.0)
+    assert (told["gpu_power_w"]["mean"], told["gpu_power_w"]["source"]) == (600, "prometheus")
+    assert told["gpu_power_w"]["beside"] == ["nvml"]
+    assert told["gpu_energy_j_total"]["value"] == pytest.approx(600 * 20, rel=0.06)
+
+
+def test_an_exporter_of_the_whole_machine_does_not_add_the_gpus_of_others() -> None:
+    others = [s for n in range(2, 8) for s in drawn("prometheus", 1.0, 30.0, gpu=str(n), uuid=f"GPU-{n}")]
+    found = energy([*both("nvml"), *both("prometheus", joined=False), *others], 5.0, 25.0, 500, 4, {"kind": "http"}, None)
+    assert found["mean_power"] == pytest.approx(600)

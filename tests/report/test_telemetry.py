@@ -31,7 +31,7 @@ def test_an_account_is_a_line(tmp_path: Path) -> None:
     summary = summed(tmp_path, [{"source": "nvml", "required": False, "driver": "550"}], [stopped])
     (row,) = summary["telemetry"]["collectors"]
     assert (row["state"], row["readings"], row["facts"]) == ("worked", 50, {"driver": "550"})
-    assert dict(rows(summary["telemetry"]))["nvml"] == "50 readings, one per 100 ms; at most 1 ms of our CPU each"
+    assert dict(rows(summary["telemetry"]))["nvml"] == "50 readings, one per 100 ms; 1 ms of our CPU each in the mean"
     assert check(summary, "collector_gap")["value"] == 0
 
 
@@ -66,6 +66,8 @@ def test_points_that_no_database_has_are_told_with_the_way_to_deliver_them(tmp_p
         t=9.0, kind="sink", data={"sink": "influx", "to": "u", "points": 100, "delivered": 60, "complete": False, "notes": [note]}
     )
     summary = summed(tmp_path, [], [sink], sinks=[{"kind": "influx"}])
+    behind = Event(t=5.0, kind="sink", data={"state": "behind", "sink": "influx", "to": "u", "reason": "503", "waiting": 40})
+    assert summed(tmp_path / "more", [], [behind, sink], sinks=[{"kind": "influx"}])["telemetry"] == summary["telemetry"]
     found = check(summary, "sink_loss")
     assert (found["value"], found["level"]) == (0.4, "DEGRADED")
     assert note in summary["next"]
@@ -86,6 +88,50 @@ def test_a_gpu_that_was_lost_is_warned_of(tmp_path: Path) -> None:
     assert told == ["GPU 3 was lost at 7 s: GPU is lost; what all GPUs draw is without it from then on"]
 
 
+def test_a_lost_gpu_is_in_the_verdict_and_in_the_facts(tmp_path: Path) -> None:
+    """Read by two collectors it is one GPU."""
+    events = [
+        said(source, "gpu_lost", t=7.0, gpu=3, uuid="GPU-3", metric="every metric", reason="GPU is lost")
+        for source in ("nvml", "agent")
+    ]
+    gpus = [{"gpu": str(n), "uuid": f"GPU-{n}", "lost": None} for n in (2, 3)]
+    crew = [{"source": "nvml", "required": True, "gpus": gpus}, {"source": "agent", "required": True, "agent": {"gpus": gpus}}]
+    summary = summed(tmp_path, crew, events)
+    found = check(summary, "gpus_lost")
+    assert (found["value"], found["level"]) == (1, "DEGRADED")
+    assert "GPU 3 (GPU-3) at 7 s: GPU is lost" in found["text"]
+    own, other = summary["telemetry"]["collectors"]
+    assert own["facts"]["gpus"] == other["facts"]["agent"]["gpus"] == [gpus[0], gpus[1] | {"lost": "GPU is lost", "at": 7.0}]
+    assert dict(rows(summary["telemetry"]))["nvml"].endswith("GPU GPU-3 lost at 7 s: GPU is lost")
+
+
+def test_a_source_that_is_lost_tells_its_account_too(tmp_path: Path) -> None:
+    account = {"readings": 3, "failures": 57, "gaps": 1, "longest_gap_s": 58.5, "every_s": 1.0, "cost_s": 0.003}
+    events = [said("prometheus", "lost", reason="silent"), said("prometheus", "stopped", **account)]
+    summary = summed(tmp_path, [{"source": "prometheus", "required": True}], events)
+    assert check(summary, "required_lost")["level"] == "INVALID"
+    told = "lost: silent; 3 readings, one per 1 s; 57 failed; 1 gap, the longest 58.5 s; 1 ms of our CPU each in the mean"
+    assert dict(rows(summary["telemetry"]))["prometheus"] == told
+
+
+def test_a_period_that_was_made_longer_is_told_from_its_first(tmp_path: Path) -> None:
+    account = {"readings": 5, "failures": 0, "gaps": 0, "longest_gap_s": 0, "every_s": 3.2, "every_first_s": 0.05, "cost_s": None}
+    stopped = said("nvml", "stopped", **account)
+    summary = summed(tmp_path, [{"source": "nvml", "required": False}], [stopped])
+    assert dict(rows(summary["telemetry"]))["nvml"] == "5 readings, every 50 ms at first, 3.2 s at the end"
+
+
+def test_kv_events_tell_messages_and_those_that_are_lost_are_in_the_verdict(tmp_path: Path) -> None:
+    counted = {"messages": 340, "lost": 12, "replayed": 3, "restarts": 0, "broken": 0, "blind": 2}
+    events = [said("kv_events", "missed", t=3.0, messages=n, first=5) for n in (8, 4)]
+    events += [said("kv_events", "stopped", readings=900, failures=0, gaps=0, longest_gap_s=0, every_s=0.2, cost_s=0.5)]
+    summary = summed(tmp_path, [{"source": "kv_events", "required": False}], [*events, said("kv_events", "account", **counted)])
+    found = check(summary, "messages_lost")
+    assert (found["value"], found["level"]) == (12, "DEGRADED")
+    told = "340 messages, 12 lost, 3 replayed, 0 restarts; 2 blind; 500 ms of our CPU in all"
+    assert dict(rows(summary["telemetry"]))["kv_events"] == told
+
+
 def test_what_happened_is_counted_those_that_were_only_counted_too(tmp_path: Path) -> None:
     events = [Event(t=1.0, kind="server_log", data={"rule": "preemption", "line": "x"}) for _ in range(20)]
     events.append(Event(t=1.0, kind="server_log", data={"rule": "preemption", "more": 300}))
@@ -97,7 +143,7 @@ def test_what_happened_is_counted_those_that_were_only_counted_too(tmp_path: Pat
 def test_nothing_was_asked_for_and_nothing_is_missing(tmp_path: Path) -> None:
     summary = summed(tmp_path, [], [])
     assert list(rows(summary["telemetry"])) == []
-    for name in ("collector_gap", "collectors_lost", "required_lost", "sink_loss"):
+    for name in ("collector_gap", "collectors_lost", "required_lost", "sink_loss", "gpus_lost", "messages_lost"):
         assert check(summary, name)["reason"] == "none was asked for"
 
 

@@ -15,6 +15,7 @@ from kvbench.cli import app
 from kvbench.metrics import request
 from kvbench.replay import began
 from kvbench.report.files import load
+from kvbench.report.summary import summarise
 from kvbench.sink.lines import nanos
 from tests.sink.servers import Rude, free_port
 from tests.whole import simulated
@@ -162,3 +163,28 @@ def test_an_export_that_is_refused_midway_goes_on_where_it_was(directory: Path, 
         made = len(files.windows) + len(files.events) + len(files.records) + sum(s.value is not None for s in files.samples)
         assert len([line for line in rude.lines if not line.startswith("kvbench_sink,")]) == made
         assert export(copy, "--influx", rude.url, "--resume") == (0, f"nothing was missing in {rude.url}/write?db=kvbench\n")
+
+
+def test_what_was_delivered_later_is_not_missing_in_the_report(tmp_path: Path) -> None:
+    """The run's sink met a login that was not taken; after `export --resume` its account is whole, in points of the run."""
+    with Rude() as rude:
+        sunk = RUN + f'sinks: [{{kind: influx, url: "{rude.url}", mode: v1, drain: 1s}}]\n'
+        rude.script = lambda lines, n: (204, {}, b"") if n == 1 else (401, {}, b"")
+        run = simulated(sunk, tmp_path)
+        check = next(row for row in run.summary["verdict"]["checks"] if row["check"] == "sink_loss")
+        assert (check["level"], check["value"]) == ("DEGRADED", 1)
+        made = run.summary["telemetry"]["sinks"][0]["points"]
+        rude.script = None
+        code, said = export(run.directory, "--influx", rude.url, "--resume")
+        assert (code, said) == (0, f"sent {made:,} points to {rude.url}/write?db=kvbench\n")
+    summary = summarise(load(run.directory))
+    (told,) = summary["telemetry"]["sinks"]
+    assert (told["points"], told["delivered"], told["remaining"], told["complete"]) == (made, made, 0, True)
+    assert next(row for row in summary["verdict"]["checks"] if row["check"] == "sink_loss")["level"] == "OK"
+    assert not any("--resume" in line for line in summary["next"])
+    lines = (run.directory / "events.jsonl").read_bytes().splitlines(keepends=True)
+    (run.directory / "events.jsonl").write_bytes(b"".join(line for line in lines if b'"sink"' not in line))
+    (killed,) = summarise(load(run.directory))["telemetry"]["sinks"]
+    assert killed["complete"], "a run that was killed had no account of its own"
+    next(run.directory.rglob("sink.json")).write_text('{"ledger": {"to": 1}')
+    assert summarise(load(run.directory))["telemetry"]["sinks"] == []

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 
 from kvbench.cli import app
 from kvbench.clock import VirtualLoop
-from kvbench.core import Event, Sample
+from kvbench.core import Event, Sample, Window
+from kvbench.scribe import Scribe
 from kvbench.sink import SinkError, SinkPlace
 from kvbench.sink.database import Reply
 from kvbench.sink.influx import Influx
@@ -320,3 +322,37 @@ def test_a_run_whose_sink_cannot_write_does_not_start(tmp_path: Path) -> None:
     assert found.exit_code == 2
     assert f"sinks[0]: influx: writing one point to {url}/write?db=kvbench: no answer" in found.output
     assert not list((tmp_path / "out").iterdir()), "no empty run directory is left behind"
+
+
+def test_a_sink_that_is_behind_says_so_and_when_it_is_no_longer(tmp_path: Path) -> None:
+    """The database is away for a while: one event as that begins, one as it ends, told with the windows."""
+    away = [True]
+    told: list[Any] = []
+
+    def script(lines: list[str], n: int) -> tuple[int, dict[str, str], bytes]:
+        return (503, {}, b"away") if away[0] and n > 1 else TAKEN
+
+    def until(wanted: bool) -> None:
+        end = time.monotonic() + 5
+        while bool(sink.behind()) is not wanted and time.monotonic() < end:
+            time.sleep(0.01)
+
+    with Rude(script) as rude:
+        sink = Influx.model_validate({"url": rude.url, "mode": "v1"}).build(SinkPlace(tmp_path, "run-1", 1.7e9))
+        journal: Any = SimpleNamespace(write=told.append)
+        scribe = Scribe(journal, None, [sink], None, None)  # type: ignore[arg-type]
+
+        def tick(end: float) -> None:
+            scribe.tell(Window(start=end - 1, end=end, counts={"ok": 1}, values={}))
+
+        tick(1.0)
+        until(True)
+        tick(2.0)
+        tick(3.0)
+        away[0] = False
+        until(False)
+        tick(4.0)
+        asyncio.run(sink.aclose())
+    events = [(item.t, item.data["state"], item.data["to"]) for item in told if isinstance(item, Event)]
+    assert [event[:2] for event in events] == [(2.0, "behind"), (4.0, "back")]
+    assert "503" in next(item.data["reason"] for item in told if isinstance(item, Event))
