@@ -65,7 +65,7 @@ def known(directory: Path, url: str) -> dict[str, Any] | None:
 
 def replay(directory: Path, spec: Influx, resume: bool, progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Send a run's points; `progress` is told (delivered, made so far). Returns the account, as a sink's `told`, of the whole
-    run: what was delivered before counts; `sent` and `stored` are of this time. sink.json keeps it, and the report reads it there.
+    run: what was delivered before counts; `sent` and `stored` are of this time. The report reads it in sink.json.
 
     Raises ValueError where `directory` is no run's, SinkError where the database cannot be written to or another process sends.
     """

@@ -134,7 +134,7 @@ def _gpus() -> Finding:
 
         found = Gpus(pynvml)
     except ImportError:
-        return "GPU", "not looked for: nvidia-ml-py is not installed", "only needed for GPUs of this machine: pip install nvidia-ml-py"
+        return "GPU", "not looked for: nvidia-ml-py is not installed", "only needed for GPUs here: pip install nvidia-ml-py"
     except CollectorError as error:
         return "GPU", f"none here ({error}); the embedded engine and remote servers need none", ""
     try:

@@ -60,7 +60,8 @@ async def _read(url: str, key_env: str | None) -> tuple[int, dict[str, Any] | No
             except OSError as error:
                 failed.append(str(error))
             else:
-                return (0, told, "") if told["known"] or told["agent"] else (2, told, f"{page_url}: nothing on this page is known")
+                known = told["known"] or told["agent"]
+                return (0, told, "") if known else (2, told, f"{page_url}: nothing on this page is known")
     return code, None, "; ".join(failed)
 
 
@@ -136,7 +137,8 @@ def _show(told: dict[str, Any]) -> None:
         console.print(f"not exposed: {', '.join(told['not_exposed'])}", soft_wrap=True)
     if told["agent"]:
         names = ", ".join(each["name"].removeprefix(OURS) for each in told["agent"])
-        console.print(f"\nof kvbench agent ({len(told['agent'])} metrics), read by the collector `agent`: {names}", soft_wrap=True)
+        said = f"of kvbench agent ({len(told['agent'])} metrics), read by the collector `agent`: {names}"
+        console.print(f"\n{said}", soft_wrap=True)
     if told["unknown"]:
         console.print(f"\nnot understood ({len(told['unknown'])} metrics):")
         for each in told["unknown"]:

@@ -120,7 +120,8 @@ class AgentCollector:
             since, why = self._run(self._fetched * 1e9, self.bearing), str(error) or f"not fetched within {PATIENCE:g} s"
             what = "its clock was not read again"
             if self.spec.fine:
-                what = f"its fine readings from {since:.1f} s on are missing" if since >= 0.05 else "all its fine readings are missing"
+                which = f"its fine readings from {since:.1f} s on" if since >= 0.05 else "all its fine readings"
+                what = f"{which} are missing"
             self._say("lost", reason=f"{what}: {why}")
         now, ours = self.bearing, round(self.clock.wall * 1e9) - self._zero
         told = {"offset_s": (now.offset - ours) / 1e9, "error_s": now.error / 1e9}

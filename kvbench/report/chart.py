@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvbench import units
 
@@ -11,7 +11,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 180, 64, 22, 10
 MOST = 600  # points per line; more would be narrower than a pixel
 
 
-def lines(title: str, unit: str, series: dict[str, Sequence[Point]], top: float | None = None) -> str:
+def lines(title: str, unit: str, series: Mapping[str, Sequence[Point]], top: float | None = None) -> str:
     """One chart with its lines and legend; "" where no point. unit: "s", "share" or text. top: fixed maximum."""
     known = {name: thin(points) for name, points in series.items() if any(value is not None for _, value in points)}
     if not known:

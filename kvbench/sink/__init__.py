@@ -34,7 +34,7 @@ class Store(Sink, Protocol):
     """A sink that keeps what it is given somewhere else."""
 
     def behind(self) -> dict[str, Any]:
-        """{} while what it is given arrives; else which `sink`, `to` where, the `reason`, and how many points are `waiting`. JSON."""
+        """{} while what it is given arrives; else which `sink`, `to` where, the `reason`, how many points are `waiting`. JSON."""
 
     def told(self) -> dict[str, Any]:
         """After `aclose`: how many points it was given, delivered and could not deliver, with `notes` for people. JSON."""

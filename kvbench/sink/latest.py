@@ -91,7 +91,7 @@ class Latest:
 
 
 def newsworthy(event: Event) -> bool:
-    """Worth a line of its own. The watch looks at every window and mostly finds nothing; collectors and sinks mostly just work."""
+    """Worth a line of its own. The watch mostly finds nothing, and collectors and sinks mostly just work."""
     if event.kind in ("collector", "sink"):
         return event.data.get("state") in TROUBLE
     return event.kind in TOLD and not (event.kind == "watch" and event.data.get("action") in UNSAID)

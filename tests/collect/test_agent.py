@@ -378,7 +378,7 @@ def test_a_driver_that_hangs_is_not_well(fake: Fake) -> None:
     assert "has not answered for" in json.loads(text)["reason"]
 
 
-@pytest.mark.parametrize(("reply", "why"), [("closed", "Cannot connect"), ("other", "is no kvbench agent")])
+@pytest.mark.parametrize(("reply", "why"), [("closed", "connection refused"), ("other", "is no kvbench agent")])
 def test_what_is_no_agent_is_refused(fake: Fake, reply: str, why: str) -> None:
     async def work() -> None:
         if reply == "closed":

@@ -40,6 +40,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Influxd
         points, writer = Points(directory.name, start, {}), V1(server.url, "kvbench", None, 5.0)
         labels = {"gpu": "0", "uuid": "GPU-1", "host": "h"}
         lines = [points.line(Sample(t=1.0, name=name, value=0.5, source="nvml", labels=labels)) for name in GPU]
+        lines.append(
+            Points("agent-h", start, {}).line(Sample(t=1.0, name="gpu_memory", value=0.5, source="agent", labels=labels))
+        )
         assert writer.post(("\n".join(lines) + "\n").encode()).ok
         writer.close()
         yield server, directory.name
@@ -64,7 +67,7 @@ def test_every_query_finds_something(database: tuple[Influxd, str], title: str, 
 def test_the_runs_are_offered(database: tuple[Influxd, str]) -> None:
     server, run = database
     query = next(each["query"] for each in BOARD["templating"]["list"] if each["name"] == "run")
-    assert [row["value"] for row in server.rows(query)] == [run]
+    assert {row["value"] for row in server.rows(query)} == {run, "agent-h"}, "an agent's with --influx has no windows"
 
 
 def test_queries_name_only_what_the_schema_has() -> None:
