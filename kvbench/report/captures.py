@@ -29,12 +29,21 @@ def captures(files: RunFiles, found: list[Phase], head: Headline) -> dict[str, A
     told = [told for told in files.manifest.get("collectors") or () if told.get("source") == "nsight" and not told.get("error")]
     return {
         "profiled": bool(told),
+        "why_none": _why_none(files) if told and not files.all("profile") else None,
         "windows": [_window(event.data, event.t, files) for event in files.all("profile") if event.data.get("state") != "opened"],
         "left_out": {
             "requests": len(head.cuts.caught(steady)) if head.cuts.spans else 0,
             "seconds": head.end - head.start - head.seconds,
         },
     }
+
+
+def _why_none(files: RunFiles) -> str:
+    """What a window waited for, where none was opened."""
+    spec = next((each for each in files.scenario.get("collect") or () if each.get("kind") == "nsight"), {})
+    if spec.get("trigger"):
+        return f"its trigger ({spec['trigger']}) was never met"
+    return "the run ended before its time came"
 
 
 def _window(data: Mapping[str, Any], t: Seconds, files: RunFiles) -> dict[str, Any]:
@@ -76,7 +85,7 @@ def notes(found: Mapping[str, Any]) -> Iterator[str]:
     if found["profiled"]:
         yield "a profiler was attached: this run is no baseline for others, and leaves no baseline.json"
     if found["profiled"] and not found["windows"]:
-        yield "no capture window was opened: nothing asked for one"
+        yield f"no capture window was opened: {found['why_none']}"
     for row in found["windows"]:
         if row["state"] != "closed" or (row["reason"] and not row["ranges"] and row["file"]):
             yield f"capture {row['state']} at {units.duration(row['t'])}: {row['reason']}"

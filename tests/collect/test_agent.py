@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -256,6 +257,19 @@ def test_a_run_longer_than_what_the_agent_keeps_loses_nothing(fake: Fake) -> Non
     assert times[0] < 0.15
     assert times[-1] > 1.8
     assert states(told, "fine")[0]["missed"] == 0
+
+
+def test_the_first_cpu_of_the_machine_is_measured(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr("psutil.cpu_percent", lambda: asked.append(time.monotonic()) or 100.0 * (len(asked) - 1))
+
+    async def work() -> list[float]:
+        async with running(gpus=False) as found:
+            await asyncio.sleep(0.3)
+            return [row.value for row in found.agent.rows() if row.name == "host_cpu"]
+
+    assert asyncio.run(work()) == [1.0]  # the first of psutil, which is of nothing, is told nowhere
+    assert asked[1] - asked[0] > 0.09
 
 
 def test_what_had_left_the_ring_is_counted(fake: Fake) -> None:

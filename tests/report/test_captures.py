@@ -88,5 +88,17 @@ def test_a_capture_over_all_of_steady_leaves_nothing_to_say(tmp_path: Path) -> N
 
 def test_a_run_without_a_profiler_is_as_it_was(tmp_path: Path) -> None:
     summary = summarise(load(write(tmp_path / "run", [record(k, k / 2) for k in range(20)])))
-    assert summary["captures"] == {"profiled": False, "windows": [], "left_out": {"requests": 0, "seconds": 0.0}}
+    assert summary["captures"] == {
+        "profiled": False,
+        "why_none": None,
+        "windows": [],
+        "left_out": {"requests": 0, "seconds": 0.0},
+    }
     assert not any("capture" in line or "profiler" in line for line in summary["warnings"])
+
+
+def test_a_trigger_that_was_never_met_is_named(tmp_path: Path) -> None:
+    collect = [{"kind": "nsight", "trigger": "ttft_p99: > 800ms"}]
+    manifest = {"collectors": [{"source": "nsight", "required": False}]}
+    run = write(tmp_path / "run", [record(k, k / 2) for k in range(20)], manifest=manifest, scenario={"collect": collect})
+    assert "no capture window was opened: its trigger (ttft_p99: > 800ms) was never met" in summarise(load(run))["warnings"]
