@@ -15,7 +15,7 @@ from kvbench.core import Event, Record, Sample, Seconds, Window
 from kvbench.report.files import RunFiles, load
 from kvbench.sink import SinkPlace
 from kvbench.sink.influx import Influx, account, claim, preflight, write_note
-from kvbench.sink.points import Points, tags_of
+from kvbench.sink.points import Points, engine_of, tags_of
 from kvbench.sink.sender import Sender
 from kvbench.sink.spool import Spool
 
@@ -44,7 +44,8 @@ def began(files: RunFiles) -> Seconds:
 def place(files: RunFiles, note: Mapping[str, Any] | None) -> SinkPlace:
     """Where the run took place; facts as its sink noted them, where it had one."""
     target = files.manifest.get("target") or {}
-    facts = {"scenario": files.manifest.get("name"), "model": target.get("model"), "engine": target.get("engine")}
+    engine = engine_of(target, files.manifest.get("collectors") or ())
+    facts = {"scenario": files.manifest.get("name"), "model": target.get("model"), "engine": engine}
     name = files.directory.resolve().name if note is None else str(note["run"])
     return SinkPlace(files.directory, name, began(files), facts if note is None else note["facts"])
 

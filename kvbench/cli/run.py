@@ -160,7 +160,7 @@ async def _made(scenario: "Scenario", console: "Console", quiet: bool, clock: "C
             )
         crew = await _open_crew(scenario, place)
         open_ones.push_async_callback(crew.stop)
-        sinks = await _open_sinks(scenario, place)
+        sinks = await _open_sinks(scenario, place, crew.facts)
         for sink in sinks:
             open_ones.push_async_callback(sink.aclose)
         opened.facts["warnings"] += [f"collector {told['source']}: {told['error']}" for told in crew.facts if told["error"]]
@@ -196,11 +196,12 @@ async def _open_crew(scenario: "Scenario", place: "Place") -> "Crew":
         raise
 
 
-async def _open_sinks(scenario: "Scenario", at: "Place") -> "list[Store]":
+async def _open_sinks(scenario: "Scenario", at: "Place", collectors: list[dict[str, Any]]) -> "list[Store]":
     from kvbench import compose
     from kvbench.sink import SinkPlace
+    from kvbench.sink.points import engine_of
 
-    known = {"scenario": scenario.name, "model": at.facts.get("model"), "engine": at.facts.get("engine")}
+    known = {"scenario": scenario.name, "model": at.facts.get("model"), "engine": engine_of(at.facts, collectors)}
     place = SinkPlace(at.directory, at.directory.name, at.clock.wall, known)
     try:
         return await compose.open_sinks(scenario, place)

@@ -14,6 +14,7 @@ import aiohttp
 from kvbench.collect import CollectorError
 from kvbench.collect.profiler import ProfilerError
 from kvbench.core import Seconds
+from kvbench.unanswered import why
 
 START: Final[Seconds] = 10.0
 STOP: Final[Seconds] = 60.0  # the server writes its trace before it answers
@@ -41,7 +42,7 @@ class StartStop:
                 async with asyncio.timeout(START), self._http().options(f"{url}/start_profile", headers=self.headers) as answer:
                     status = answer.status
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                raise CollectorError(f"{url}/start_profile: {error or type(error).__name__}") from None
+                raise CollectorError(f"{url}/start_profile: {why(error)}") from None
             if status == 404:
                 raise CollectorError(f"{url} {ABSENT}")
         return {"urls": list(self.urls), "body": self.body}
@@ -88,7 +89,7 @@ class StartStop:
         except TimeoutError:
             return f"{url} did not answer within {patience:g} s", False
         except (aiohttp.ClientError, OSError) as error:
-            return f"{url}: {error or type(error).__name__}", False
+            return f"{url}: {why(error)}", False
 
 
 def _raise(told: Sequence[tuple[str, bool]], begun: bool = True) -> None:

@@ -78,4 +78,6 @@ def _grid(highest: float, unit: str) -> str:
 def _axis(start: float, span: float) -> str:
     y = HEIGHT - 6
     ends = ((LEFT + 20, start), ((WIDTH + LEFT) / 2, start + span / 2), (WIDTH - 8, start + span))
-    return "".join(f'<text x="{x:.0f}" y="{y}">{units.duration(t)}</text>' for x, t in ends)
+    step = 10.0 ** math.floor(math.log10(span) - 2)  # a start after some milliseconds is 0 beside seconds
+    shown = [(x, round(t / step) * step) for x, t in ends]
+    return "".join(f'<text x="{x:.0f}" y="{y}">{units.duration(t)}</text>' for x, t in shown)

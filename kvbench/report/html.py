@@ -14,7 +14,8 @@ STYLE = """
 :root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.1rem;margin:2rem 0 .5rem}table{border-collapse:collapse;font-size:.85rem}
 .wide{overflow-x:auto}td,th{padding:.15rem .6rem .15rem 0;text-align:right;white-space:nowrap;vertical-align:top}
-td:first-child,th:first-child{text-align:left}th{font-weight:normal;opacity:.7}.text td{text-align:left;white-space:normal}
+td:first-child,th:first-child{text-align:left}th{font-weight:normal;opacity:.7}
+.text td,.text th{text-align:left;white-space:normal}
 .text td:first-child{white-space:nowrap}
 .VALID{color:#1a7f37}.DEGRADED{color:#9a6700}.INVALID,.fail{color:#cf222e}small,.dim{opacity:.7}
 figure{margin:1rem 0}svg{width:100%;height:auto}svg line{stroke:currentColor;opacity:.15}

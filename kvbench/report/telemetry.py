@@ -15,6 +15,7 @@ from kvbench.report.text import block, pairs
 
 ACCOUNT = ("readings", "failures", "gaps", "longest_gap_s", "every_s", "every_first_s", "cost_s")
 HAPPENED = ("server_log", "allocator")  # kinds of events that machines tell of
+PYTORCH = ("num_alloc_retries", "num_ooms")  # what the second tells of
 COUNTED = ("messages", "lost", "replayed", "restarts")  # of KV events: what their account says before anything else
 MISSED = ("lost", "broken", "unknown", "restarts", "blind", "unresolved")  # of KV events: what the account counts beside the good
 MOST = 6  # names in a row for people
@@ -80,9 +81,13 @@ def rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, text) for people."""
     for row in found["collectors"]:
         yield str(row["source"]), _line(row)
-    if found["happened"]:
-        told = sorted(found["happened"].items(), key=lambda pair: -pair[1])
-        yield "log", ", ".join(f"{name} {n:,}" for name, n in told[:MOST]) + (", ..." if len(told) > MOST else "")
+    told = sorted(found["happened"].items(), key=lambda pair: -pair[1])
+    for title, some in (
+        ("log", [pair for pair in told if pair[0] not in PYTORCH]),
+        ("PyTorch", [p for p in told if p[0] in PYTORCH]),
+    ):
+        if some:
+            yield title, ", ".join(f"{name} {n:,}" for name, n in some[:MOST]) + (", ..." if len(some) > MOST else "")
     for sink in found["sinks"]:
         yield f"{sink.get('sink')}", f"{sink.get('delivered'):,} of {sink.get('points'):,} points delivered to {sink.get('to')}"
 

@@ -19,6 +19,7 @@ RUN_TAGS = ("run", "scenario", "model", "engine")  # of every point
 ITEM_TAGS = (  # what an item may add
     "class", "collector", "gpu", "host", "kind", "mig", "node", "outcome", "phase", "replica", "server", "source", "uuid",
 )  # fmt: skip
+MACHINES = {"dcgm", "kvbench-agent"}  # kinds of pages that tell of devices, and not of a server
 MANY = 10 * CAP  # series that are kept ready
 NEAR, FAR = 64, 4096  # points of a series that may come in another order than their instants: readings; requests
 RENAMED = {"engine": "replica"}  # labels whose name means something else among the run's tags
@@ -176,6 +177,13 @@ class Points:
         if told not in self.notes:
             self.notes.append(told)
         return False
+
+
+def engine_of(target: Mapping[str, Any], collectors: Iterable[Mapping[str, Any]]) -> str | None:
+    """The tag `engine`: the embedded engine's profile, else the one kind of server whose page is read; None: not known."""
+    kinds = {str(kind) for told in collectors for page in told.get("pages") or () for kind in page.get("kinds") or ()}
+    served = sorted(kinds - MACHINES)
+    return target.get("engine") or (served[0] if len(served) == 1 else None)
 
 
 def tags_of(facts: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, str]:

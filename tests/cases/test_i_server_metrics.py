@@ -189,7 +189,7 @@ def test_i06_the_warning_has_the_number(tmp_path: Path) -> None:
     stub = Stub(answer(), gets=gets)
     found = run(stub, tmp_path)
     (line,) = (line for line in found.summary["warnings"] if "preempted" in line)
-    assert line.startswith("the server preempted 4 times: its hit rate of 30 % may count")
+    assert line.startswith("the server preempted 4 times over the run, 4 of them in steady: its hit rate of 30 % may count")
 
 
 # ---- I07

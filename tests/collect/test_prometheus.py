@@ -300,7 +300,7 @@ def test_series_that_are_told_together_stand_for_their_engines() -> None:
     ]
     assert engine(samples, 0, 1)["hit_tokens_total"]["value"] == 20
     assert engine([*samples, row(1.5, None)], 0, 2)["hit_tokens_total"] == {
-        "value": None, "n": 0, "resets": 0, "reason": "it left the server's page before the end",
+        "value": None, "n": 0, "resets": 0, "last": None, "reason": "it left the server's page before the end",
     }  # fmt: skip
 
 

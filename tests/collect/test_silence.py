@@ -1,6 +1,7 @@
 """What falls silent, and stays so to the end, is told: in events, in the verdict, in the report."""
 
 import asyncio
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from kvbench.collect.agent import Agent as Spec
 from kvbench.collect.agent import AgentCollector
 from kvbench.collect.beat import Beat
 from kvbench.collect.gpus import Gpus
+from kvbench.collect.gputhread import GpuThread, open_gpus
 from kvbench.collect.kvevents import KvEvents
 from kvbench.collect.nvml import Nvml
 from kvbench.collect.peer import Bearing
@@ -257,3 +259,26 @@ def test_a_refused_connection_is_told_in_plain_words() -> None:
         return ""
 
     assert asyncio.run(work()) == "connection refused"
+
+
+def test_a_driver_that_does_not_return_leaves_a_gap_up_to_the_end(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.collect.gputhread.PATIENCE", 0.05)
+    let_go = threading.Event()
+
+    async def work() -> list[Any]:
+        told: list[Any] = []
+        clock = Clock(asyncio.get_running_loop())
+        gpus = open_gpus(None, clock.now())
+        thread = GpuThread(gpus, "nvml", clock, 0.05, told.extend)
+        thread.start()
+        await asyncio.sleep(0.1)
+        monkeypatch.setattr(gpus, "read", lambda *_: let_go.wait(5) and ())
+        await asyncio.sleep(0.3)
+        with pytest.raises(CollectorError, match="has not returned"):
+            await thread.stop()
+        let_go.set()
+        await asyncio.to_thread(thread._thread.join, 5)
+        return told
+
+    gaps = [item.data for item in asyncio.run(work()) if isinstance(item, Event) and item.data["state"] == "gap"]
+    assert [(gap["periods"] > 3, gap["reason"]) for gap in gaps[:1]] == [(True, "the driver does not answer")]

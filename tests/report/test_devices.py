@@ -7,11 +7,13 @@ import pytest
 
 from kvbench.core import Event, Sample
 from kvbench.metrics import names
-from kvbench.report import budgets
+from kvbench.report import budgets, chart
 from kvbench.report.devices import devices, drawn, rows
 from kvbench.report.files import load
 from kvbench.report.html import page
 from kvbench.report.summary import summarise
+from kvbench.report.text import shortened, times
+from kvbench.verdict import amount
 from tests.report.build import record, write
 
 
@@ -133,3 +135,31 @@ def test_the_servers_own_latencies_stand_beside_ours(tmp_path: Path) -> None:
     part = html.split("as the server measured it")[1]
     assert "<td>server_ttft</td><td>100</td><td>90 ms</td><td>80 ms to 100 ms</td><td>above 160 ms</td><td>100 ms</td>" in part
     assert "<td>server_queue</td>" in part
+
+
+def test_preemptions_are_one_note_that_says_of_what_time(tmp_path: Path) -> None:
+    counts = {"preemptions_total": 10.0, "hit_tokens_total": 50.0, "query_tokens_total": 100.0}
+    metrics = {name: {"value": value, "n": 100, "resets": 0, "gone": 0, "reason": None} for name, value in counts.items()}
+    totals = {"source": "prometheus", "state": "totals", "start": -1.0, "end": 11.0, "complete": True, "metrics": metrics}
+    samples = [Sample(t=float(t), name="preemptions_total", value=min(4.0, t), source="prometheus") for t in range(10)]
+    event = Event(t=11.0, kind="collector", data=totals)
+    summary, _ = made(
+        tmp_path, samples, [event], manifest={"collectors": [{"source": "prometheus"}]}, scenario={"target": {"kind": "http"}}
+    )
+    (told,) = [text for text in summary["warnings"] if "preempt" in text]
+    assert told.startswith("the server preempted 10 times over the run, 4 of them in steady: its hit rate of 50 % may count")
+
+
+def test_numbers_for_people(tmp_path: Path) -> None:
+    assert (shortened("a longer text of words", 14), shortened("short", 14)) == ("a longer...", "short")
+    assert shortened("x" * 30, 10) == "xxxxxxx..."
+    assert (times(1), times(1200)) == ("once", "1,200 times")
+    assert (amount(8.20709, "count"), amount(1580.0, "count"), amount(1234.56, "count")) == ("8.21", "1,580", "1,235")
+    gap = {"source": "nvml", "state": "gap", "start": 1.0, "end": 2.0, "periods": 3.0004}
+    summary, _ = made(tmp_path, [], [Event(t=1.0, kind="collector", data=gap)], manifest={"collectors": [{"source": "nvml"}]})
+    row = next(row for row in summary["verdict"]["checks"] if row["check"] == "collector_gap")
+    assert row["text"].startswith("longest gap of a collector, in periods: 3, just above 3; nvml")
+
+
+def test_the_charts_axis_begins_at_zero_where_the_first_reading_came_a_moment_later() -> None:
+    assert ">0 s</text>" in chart.lines("x", "", {"a": [(0.00576, 1.0), (12.1, 1.0)]})

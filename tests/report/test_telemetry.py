@@ -138,6 +138,7 @@ def test_what_happened_is_counted_those_that_were_only_counted_too(tmp_path: Pat
     events.append(Event(t=2.0, kind="allocator", data={"what": "num_ooms", "more": 1}))
     found = summed(tmp_path, [], events)["telemetry"]
     assert found["happened"] == {"preemption": 320, "num_ooms": 1}
+    assert list(rows(found)) == [("log", "preemption 320"), ("PyTorch", "num_ooms 1")]
 
 
 def test_nothing_was_asked_for_and_nothing_is_missing(tmp_path: Path) -> None:

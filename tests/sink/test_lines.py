@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvbench.core import Event, Record, Sample, Window
 from kvbench.sink.lines import LONGEST_TEXT, Moments, count, number, tag, text
-from kvbench.sink.points import CAP, ITEM_TAGS, RUN_TAGS, Points, tags_of
+from kvbench.sink.points import CAP, ITEM_TAGS, RUN_TAGS, Points, engine_of, tags_of
 
 WALL = 1_700_000_000.25
 ZERO = 1_700_000_000_250_000_000
@@ -224,3 +224,18 @@ def test_no_two_points_of_a_series_share_an_instant(at: list[int], depth: int) -
 def test_what_comes_in_order_or_a_little_late_keeps_its_instant() -> None:
     moments = Moments(4)
     assert [moments.at(ns) for ns in (10, 20, 15, 30, 15, 1)] == [10, 20, 15, 30, 31, 32]
+
+
+@pytest.mark.parametrize(
+    ("target", "kinds", "engine"),
+    [
+        ({"engine": "vllm"}, [], "vllm"),
+        ({}, [["sglang"], ["dcgm"], ["kvbench-agent"]], "sglang"),
+        ({}, [["vllm"], ["sglang"]], None),
+        ({}, [], None),
+    ],
+)
+def test_the_engine_is_the_profile_or_the_one_kind_of_server(target: dict[str, str], kinds: list[list[str]], engine: str) -> None:
+    assert (
+        engine_of(target, [{"source": "nvml"}, {"source": "prometheus", "pages": [{"kinds": each} for each in kinds]}]) == engine
+    )
