@@ -40,7 +40,7 @@ def captures(files: RunFiles, found: list[Phase], head: Headline) -> dict[str, A
 
 def _why_none(files: RunFiles) -> str:
     """What a window waited for, where none was opened."""
-    spec = next((each for each in files.scenario.get("collect") or () if each.get("kind") == "nsight"), {})
+    spec: Mapping[str, Any] = next((each for each in files.scenario.get("collect") or () if each.get("kind") == "nsight"), {})
     if spec.get("trigger"):
         return f"its trigger ({spec['trigger']}) was never met"
     return "the run ended before its time came"

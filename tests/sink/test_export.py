@@ -188,3 +188,7 @@ def test_what_was_delivered_later_is_not_missing_in_the_report(tmp_path: Path) -
     assert killed["complete"], "a run that was killed had no account of its own"
     next(run.directory.rglob("sink.json")).write_text('{"ledger": {"to": 1}')
     assert summarise(load(run.directory))["telemetry"]["sinks"] == []
+
+
+def test_the_help_says_what_to_install() -> None:
+    assert "'.[parquet]'" in " ".join(export("--help")[1].replace("│", " ").split())
