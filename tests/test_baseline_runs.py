@@ -185,6 +185,7 @@ def test_a_server_gets_the_text_itself_one_prompt_at_a_time(tmp_path: Path) -> N
     assert whole.summary["headline"]["n"] == 6
 
 
+@pytest.mark.alone
 def test_a_server_that_starts_cold_and_takes_longer_for_longer_prompts_is_seen_to(tmp_path: Path) -> None:
     whole = against(Stub(served, gets=listing()), SERVER, tmp_path)
     found = whole.summary["baseline"]

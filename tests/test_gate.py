@@ -143,9 +143,20 @@ def ticked(
     ends: deque[int] = deque()
     released: dict[int, float] = {}
     pending = deque(enumerate(arrivals))
+
+    def release(tick: int) -> None:
+        nonlocal tokens, inflight
+        tokens, inflight = tokens - 1, inflight + 1
+        released[queue.popleft()] = tick * TICK
+        ends.append(tick + service)
+
     for tick in range(until):
         if tick:
-            tokens = min(limits.burst, tokens + limits.rate * TICK)
+            full = tokens + limits.rate * TICK
+            tokens = min(limits.burst, full)
+            between = full > 1 + 1e-9 and inflight < limits.inflight and tick > closed
+            if between and queue and limits.rate and (tick in changes or tick in holds):
+                release(tick)  # its token was whole before this tick's change, which the ticks are too coarse to show
         while ends and ends[0] <= tick:
             ends.popleft()
             inflight -= 1
@@ -157,9 +168,7 @@ def ticked(
         while pending and pending[0][1] <= tick:
             queue.append(pending.popleft()[0])
         while queue and limits.rate and tokens > 1 - 1e-9 and inflight < limits.inflight and tick >= closed:
-            tokens, inflight = tokens - 1, inflight + 1
-            released[queue.popleft()] = tick * TICK
-            ends.append(tick + service)
+            release(tick)
     return released
 
 

@@ -53,6 +53,11 @@ class Answers(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+class Quiet(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """A client that leaves is no news."""
+
+
 def layers() -> None:
     if "nvtx" in ASKED:
         import nvtx
@@ -81,7 +86,7 @@ def main() -> None:
     time.sleep(float(ASKED.get("late", 0)))
     if "die" in ASKED:
         threading.Timer(float(ASKED["die"]), lambda: (print("fatal: told to", flush=True), os._exit(3))).start()
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
+    Quiet(("127.0.0.1", int(sys.argv[1])), Answers).serve_forever()
 
 
 main()
