@@ -152,11 +152,12 @@ def ticked(
 
     for tick in range(until):
         if tick:
-            full = tokens + limits.rate * TICK
-            tokens = min(limits.burst, full)
-            between = full > 1 + 1e-9 and inflight < limits.inflight and tick > closed
-            if between and queue and limits.rate and (tick in changes or tick in holds):
-                release(tick)  # its token was whole before this tick's change, which the ticks are too coarse to show
+            tokens += limits.rate * TICK
+            if queue and limits.rate and tokens > 1 + 1e-9 and inflight < limits.inflight and tick > closed:
+                release(
+                    tick
+                )  # its token was whole between two ticks: what came since is kept, and this tick's change is too late
+            tokens = min(limits.burst, tokens)
         while ends and ends[0] <= tick:
             ends.popleft()
             inflight -= 1
