@@ -29,7 +29,10 @@ class Crew:
         self._working: list[Collector] = []
         self._hired = collectors
         self._opened: list[Collector] = []  # to be stopped, also where they were lost meanwhile
-        self._speakers: dict[str, Collector] = {}  # of a name's readings without labels
+        sources = [each.source for each in collectors]
+        self._first = [sources.index(source) for source in sources]  # per place: of the first that shares its source
+        self._alone = [sources.count(source) == 1 for source in sources]
+        self._speakers: dict[str, int] = {}  # places, of a name's readings without labels
         self._emit: Emit | None = None
 
     async def open(self) -> None:
@@ -74,7 +77,7 @@ class Crew:
                 self._say(collector, "not_started", reason=told["error"])
         for collector in list(self._working):
             try:
-                collector.start(partial(self._hear, collector))
+                collector.start(partial(self._hear, self._place(collector)))
                 self._say(collector, "started")
             except Exception as error:
                 self._lose(collector, error)
@@ -104,8 +107,8 @@ class Crew:
         self._working.remove(collector)
         self._say(collector, "lost", reason=f"internal error: {type(error).__name__}: {error}")
 
-    def _hear(self, collector: Collector, item: Sample | Event | CacheAccess) -> None:
-        """What a collector says, so that nobody takes it for another's."""
+    def _hear(self, place: int, item: Sample | Event | CacheAccess) -> None:
+        """What the collector at this place says, so that nobody takes it for another's. Called for every reading."""
         assert self._emit is not None
         if not math.isfinite(item.t):  # of a peer's clock that says nonsense; no line of the run's files may hold it
             item = replace(item, t=self.clock.now())
@@ -114,27 +117,32 @@ class Crew:
         if isinstance(item, Sample) and item.value is not None and not math.isfinite(item.value):
             item = replace(item, value=None)
         if isinstance(item, Event) and item.kind == "collector":
-            item = replace(item, data={**item.data, **self._which(collector)})
-        elif isinstance(item, Sample) and self._shares(collector, item):
-            item = replace(item, labels={**item.labels, "collector": str(self._place(collector))})
+            item = replace(item, data={**item.data, **self._which(place)})
+        elif isinstance(item, Sample) and self._shares(place, item):
+            item = replace(item, labels={**item.labels, "collector": str(place)})
         self._emit(item)
 
-    def _shares(self, collector: Collector, sample: Sample) -> bool:
+    def _shares(self, place: int, sample: Sample) -> bool:
         """Another collector tells the same series, and did so first. Who has no value speaks for nobody."""
         if sample.labels:
-            return next(each for each in self._hired if each.source == collector.source) is not collector
+            return self._first[place] != place
         if sample.value is not None:
-            self._speakers.setdefault(sample.name, collector)
-        return self._speakers.get(sample.name, collector) is not collector
+            self._speakers.setdefault(sample.name, place)
+        return self._speakers.get(sample.name, place) != place
 
-    def _which(self, collector: Collector) -> dict[str, int]:
-        alone = sum(each.source == collector.source for each in self._hired) == 1
-        return {} if alone else {"collector": self._place(collector)}
+    def _which(self, place: int) -> dict[str, int]:
+        return {} if self._alone[place] else {"collector": place}
 
     def _place(self, collector: Collector) -> int:
         return next(at for at, each in enumerate(self._hired) if each is collector)
 
     def _say(self, collector: Collector, state: str, **data: Any) -> None:
         if self._emit is not None:
-            told = {"source": collector.source, "state": state, "required": collector.required, **self._which(collector), **data}
+            told = {
+                "source": collector.source,
+                "state": state,
+                "required": collector.required,
+                **self._which(self._place(collector)),
+                **data,
+            }
             self._emit(Event(t=self.clock.now(), kind="collector", data=told))

@@ -21,7 +21,7 @@ from kvbench.phases import Phase
 from kvbench.pilot import Controls, Pilot
 from kvbench.pulse import Pulse
 from kvbench.scribe import Scribe
-from kvbench.signals import Ear, ending
+from kvbench.signals import listening
 from kvbench.sink import Store, View
 from kvbench.target import Target
 
@@ -73,7 +73,7 @@ class Run:
             rehearse(self.setup)
             gc.collect()
             gc.freeze()
-        self._listen()
+        listening(self.clock.loop, self._interrupt)
         self.clock.start()
         self.pulse = Pulse(self.clock)
         anchor = {} if self.clock.virtual else {"wall": self.clock.wall}  # virtual: the manifest's, so that events repeat
@@ -247,11 +247,6 @@ class Run:
     def _stop(self, reason: str) -> None:
         self.reason = reason
         self._halt.set()
-
-    def _listen(self) -> None:
-        ear = Ear(self._interrupt)
-        for number in ending():
-            self.clock.loop.add_signal_handler(number, ear.hear, number)
 
     def _interrupt(self, number: signal.Signals) -> None:
         """End the run in order."""

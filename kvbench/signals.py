@@ -4,6 +4,7 @@ The first asks for an end in order. The second is taken for its echo, since a te
 both send one; the third ends the process where it stands. No KeyboardInterrupt is ever raised: it could break off anything.
 """
 
+import asyncio
 import signal
 from collections.abc import Callable
 
@@ -36,6 +37,14 @@ class Ear:
         if self._more > ECHOES:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+
+
+def listening(loop: asyncio.AbstractEventLoop, first: Callable[[signal.Signals], object]) -> Ear:
+    """An ear on this loop for every signal that ends a run. A later one takes its place."""
+    ear = Ear(first)
+    for number in ending():
+        loop.add_signal_handler(number, ear.hear, number)
+    return ear
 
 
 def unwinding() -> None:

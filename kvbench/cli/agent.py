@@ -162,13 +162,11 @@ async def _run(
     from kvbench.agent.http import Server
     from kvbench.clock import Clock
     from kvbench.collect import CollectorError
-    from kvbench.signals import CODES, Ear, ending
+    from kvbench.signals import CODES, listening
 
     loop = asyncio.get_running_loop()
     clock, done = Clock(loop), asyncio.Event()
-    ear = Ear(lambda number: done.set())
-    for number in ending():
-        loop.add_signal_handler(number, ear.hear, number)
+    ear = listening(loop, lambda _: done.set())
     gpus = await _gpus(ids, clock)
     told = Agent(clock, gpus, every, keep, _sink(influx, state, disk, clock), _warn)
     server = Server(told)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from kvbench.clock import Clock
     from kvbench.collect import Place
-    from kvbench.crew import Crew
     from kvbench.run import Run
     from kvbench.scenario import Scenario
     from kvbench.signals import Ear
@@ -105,13 +104,11 @@ async def record(scenario: "Scenario", console: "Console", quiet: bool) -> Path:
     import asyncio
 
     from kvbench.clock import Clock
-    from kvbench.signals import Ear, SignalError, ending
+    from kvbench.signals import SignalError, listening
 
     clock = Clock(asyncio.get_running_loop())
-    ear = Ear(lambda _: making.cancel())
+    ear = listening(clock.loop, lambda _: making.cancel())
     making = asyncio.ensure_future(_made(scenario, console, quiet, clock, ear))
-    for number in ending():
-        clock.loop.add_signal_handler(number, ear.hear, number)
     try:
         run = await making
     except asyncio.CancelledError:
@@ -150,6 +147,7 @@ async def _made(scenario: "Scenario", console: "Console", quiet: bool, clock: "C
         planned = baseline.planned(scenario, opened.facts)
         opened.facts["warnings"] = [*opened.facts.get("warnings", ()), *baseline.overlong(scenario, opened.facts)]
         path = journal.create(Path(scenario.out), scenario.name, wall_time())
+        open_ones.callback(_unused, path)
         server = opened.server
         if server is not None and scenario.target.launch.log is None:
             server.moved(path / "server.log")
@@ -158,7 +156,7 @@ async def _made(scenario: "Scenario", console: "Console", quiet: bool, clock: "C
             place = replace(
                 place, server_log=server.log, session=server.session, unprofiled=server.unprofiled, secrets=server.secrets
             )
-        crew = await _open_crew(scenario, place)
+        crew = await compose.open_crew(scenario, place)
         open_ones.push_async_callback(crew.stop)
         sinks = await _open_sinks(scenario, place, crew.facts)
         for sink in sinks:
@@ -184,16 +182,10 @@ async def _made(scenario: "Scenario", console: "Console", quiet: bool, clock: "C
     return Run(setup, clock, log)
 
 
-async def _open_crew(scenario: "Scenario", place: "Place") -> "Crew":
-    """The collectors. Where they keep the run from starting, no empty directory is left behind."""
-    from kvbench import compose
-
-    try:
-        return await compose.open_crew(scenario, place)
-    except BaseException:
-        with suppress(OSError):
-            place.directory.rmdir()
-        raise
+def _unused(directory: Path) -> None:
+    """Remove a run directory in which nothing was written."""
+    with suppress(OSError):
+        directory.rmdir()
 
 
 async def _open_sinks(scenario: "Scenario", at: "Place", collectors: list[dict[str, Any]]) -> "list[Store]":
@@ -203,12 +195,7 @@ async def _open_sinks(scenario: "Scenario", at: "Place", collectors: list[dict[s
 
     known = {"scenario": scenario.name, "model": at.facts.get("model"), "engine": engine_of(at.facts, collectors)}
     place = SinkPlace(at.directory, at.directory.name, at.clock.wall, known)
-    try:
-        return await compose.open_sinks(scenario, place)
-    except BaseException:
-        with suppress(OSError):
-            place.directory.rmdir()
-        raise
+    return await compose.open_sinks(scenario, place)
 
 
 def _announce(scenario: "Scenario", facts: dict[str, Any], path: Path, console: "Console") -> None:

@@ -117,13 +117,11 @@ async def _run(
     import asyncio
 
     from kvbench.clock import Clock
-    from kvbench.signals import CODES, Ear, ending
+    from kvbench.signals import CODES, listening
 
     loop = asyncio.get_running_loop()
     clock, done = Clock(loop), asyncio.Event()
-    ear = Ear(lambda number: done.set())
-    for number in ending():
-        loop.add_signal_handler(number, ear.hear, number)
+    ear = listening(loop, lambda _: done.set())
     server = _build(spec, seed, speed, clock, tokenizer, events, cache_log)
     try:
         bound = await _listen(server, host, port)

@@ -85,9 +85,7 @@ def _tellers(samples: Sequence[Sample], name: str, start: Seconds, end: Seconds)
             own.setdefault(labels, []).append((sample.t, sample.value))
     for source, place in list(rows):
         alone = rows.get((source, ""), {})
-        if (
-            place and alone and "" not in alone
-        ):  # the sum that another collector told first, with the parts that only this one tells
+        if place and alone and "" not in alone:  # its parts, whose sum another collector told first and this one with `place`
             rows[source, ""] = alone | rows.pop((source, place))
     times = {key: [t for row in own.values() for t, value in row if value is not None] for key, own in rows.items()}
     most = max((coverage(told, start, end) for told in times.values()), default=0.0)
